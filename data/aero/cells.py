@@ -1,0 +1,70 @@
+"""From a mesh and its fields to the checked arrays of the archive; every way into the archive passes here."""
+
+import numpy as np
+
+from core.errors import InputError
+from data.aero.geometry import area_vectors, distance_to_surface, signed_volume, vertex_mean
+
+
+def surface_arrays(mesh, pressure, shear, *, file):
+    """Arrays of the surface group (data.aero.archive), and the winding of the file, "inward" or "outward".
+
+    mesh: Polygons; pressure (n,), shear (n, 3) m2/s2 on its cells; file names the source in errors. The winding is
+    that of the file, found by the sign of the enclosed volume; stored normals always point outward. Raises
+    InputError for wrong row counts, values that are not finite and cells without area.
+    """
+    _check(pressure, (len(mesh),), file, "pressure")
+    _check(shear, (len(mesh), 3), file, "wall shear stress")
+    vectors, position = area_vectors(mesh)
+    area = np.linalg.norm(vectors, axis=1)
+    empty = np.flatnonzero(~(area > 0))
+    if len(empty):
+        raise InputError(
+            f"{len(empty)} cells have no area, the first is cell {empty[0]}",
+            file=file,
+            variable="Points",
+            remedy="Remove degenerate cells and export again",
+        )
+    volume = signed_volume(vectors, position)
+    normal = vectors / area[:, None] * np.sign(volume)
+    arrays = dict(
+        position=position,
+        normal=normal,
+        area=area,
+        pressure=pressure,
+        shear=shear,
+        cell_id=np.arange(len(mesh), dtype=np.int64),
+    )
+    return arrays, "outward" if volume > 0 else "inward"
+
+
+def volume_arrays(mesh, velocity, pressure, corners, *, file):
+    """Arrays of the volume group: cell centres (mean of the vertices), flow, distance to the triangles ``corners``."""
+    _check(velocity, (len(mesh), 3), file, "velocity")
+    _check(pressure, (len(mesh),), file, "pressure")
+    position = vertex_mean(mesh)
+    return dict(
+        position=position,
+        velocity=velocity,
+        pressure=pressure,
+        sdf=distance_to_surface(position, corners),
+        cell_id=np.arange(len(mesh), dtype=np.int64),
+    )
+
+
+def _check(values, shape, file, variable):
+    if values.shape != shape:
+        raise InputError(
+            f"shape {values.shape}, but the mesh needs {shape}",
+            file=file,
+            variable=variable,
+            remedy="Export one value a cell of this mesh",
+        )
+    bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if len(bad):
+        raise InputError(
+            f"{len(bad)} cells are not finite, the first is cell {bad[0]}",
+            file=file,
+            variable=variable,
+            remedy="Export a converged field, or leave this run out",
+        )
