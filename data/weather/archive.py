@@ -1,0 +1,131 @@
+"""The archive read by row band: each rank fetches the chunks that its rows touch, and no other bytes.
+
+Only zarr and numpy are needed, so training runs where no raw-format library is. `data.weather.writer` makes archives.
+"""
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import zarr
+
+from core.errors import InputError
+from data.weather.grid import Grid
+
+SCHEMA = "shardfield-weather-1"
+
+
+class _CountingStore(zarr.storage.WrapperStore):
+    """Counts the bytes of chunks that leave the store; metadata is not counted."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.bytes_read = 0
+
+    def _count(self, key, buffer):
+        if buffer is not None and not key.endswith(".json"):
+            self.bytes_read += len(buffer)
+        return buffer
+
+    async def get(self, key, prototype, byte_range=None):
+        return self._count(key, await self._store.get(key, prototype, byte_range))
+
+    async def get_partial_values(self, prototype, key_ranges):
+        key_ranges = list(key_ranges)
+        buffers = await self._store.get_partial_values(prototype, key_ranges)
+        return [self._count(key, buffer) for (key, _), buffer in zip(key_ranges, buffers)]
+
+
+class WeatherReader:
+    """A `data.reader.Reader` over an archive. A sample is a time index as a string.
+
+    Names: "fields" float32 and "valid" bool (channel, y, x), "latitude" and "longitude" float64 (y, x), degrees.
+    The store is opened at the first read and is left behind when the reader is pickled. ``bytes_read`` counts the
+    (compressed) bytes of chunks fetched. Raises `InputError` for a path that is no archive, an unknown sample or name.
+    """
+
+    def __init__(self, path):
+        self.path = Path(path)
+        if not (self.path / "zarr.json").is_file():
+            raise InputError("is no weather archive", file=path,
+                             remedy="Make one with python -m data.weather.build")  # fmt: skip
+
+    def __getstate__(self):
+        return {"path": self.path}
+
+    @cached_property
+    def _store(self):
+        return _CountingStore(zarr.storage.LocalStore(self.path, read_only=True))
+
+    @cached_property
+    def _group(self):
+        group = zarr.open_group(self._store, mode="r")
+        if group.attrs.get("schema") != SCHEMA:
+            raise InputError(f"has schema {group.attrs.get('schema')}, not {SCHEMA}", file=self.path,
+                             remedy="Build it again")  # fmt: skip
+        return group
+
+    @property
+    def bytes_read(self):
+        return self._store.bytes_read
+
+    @cached_property
+    def attrs(self):
+        """Group attributes: units, floor, mean, std, splits, provenance, statistics_hash."""
+        return dict(self._group.attrs)
+
+    @cached_property
+    def channels(self):
+        return [str(name) for name in self._group["channel"][:]]
+
+    @cached_property
+    def times(self):
+        """Times of the frames, datetime64[s] (n,)."""
+        return self._group["time"][:].astype("datetime64[s]")
+
+    @cached_property
+    def crs(self):
+        """Attributes of the CF grid mapping."""
+        return dict(self._group["crs"].attrs)
+
+    @cached_property
+    def grid(self):
+        """The whole `Grid`, latitude and longitude included; for a part of those use `read`."""
+        y, x, latitude, longitude = (self._group[name][...] for name in ("y", "x", "latitude", "longitude"))
+        return Grid(x, y, latitude, longitude, self.crs)
+
+    @property
+    def mean(self):
+        """Mean of each channel over the training part, (channel,)."""
+        return np.array([self.attrs["mean"][name] for name in self.channels])
+
+    @property
+    def std(self):
+        """Standard deviation of each channel over the training part, (channel,)."""
+        return np.array([self.attrs["std"][name] for name in self.channels])
+
+    def split(self, name):
+        """The limits of one split, for `data.weather.splits.times_in` and `cells_in`."""
+        splits = self.attrs["splits"]
+        if name not in splits:
+            raise InputError("no such split", file=self.path, variable=name, remedy=f"Choose one of {sorted(splits)}")
+        return splits[name]
+
+    def shape(self, sample, name):
+        array, lead = self._array(sample, name)
+        return tuple(array.shape[len(lead) :])
+
+    def read(self, sample, name, index):
+        array, lead = self._array(sample, name)
+        return np.asarray(array[lead + tuple(index)])
+
+    def _array(self, sample, name):
+        if name in ("latitude", "longitude"):
+            return self._group[name], ()
+        if name not in ("fields", "valid"):
+            raise InputError("no such array", file=self.path, variable=name,
+                             remedy="Choose fields, valid, latitude or longitude")  # fmt: skip
+        array = self._group[name]
+        if not (str(sample).isdigit() and int(sample) < array.shape[0]):
+            raise InputError(f"no sample {sample}: the archive has {array.shape[0]} frames", file=self.path)
+        return array, (int(sample),)

@@ -1,0 +1,38 @@
+"""The channels that an archive can hold: one table that builders, readers and synthetic storms share."""
+
+from dataclasses import dataclass
+
+RADAR_FLOOR = -10.0  # dBZ written where the radar looked and saw nothing
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One channel of an archive; ``floor`` is the value that means "observed, and nothing there"."""
+
+    name: str
+    units: str
+    long_name: str
+    floor: float | None = None
+
+
+_ABI_UM = (0.47, 0.64, 0.86, 1.37, 1.6, 2.2, 3.9, 6.2, 6.9, 7.3, 8.4, 9.6, 10.3, 11.2, 12.3, 13.3)
+
+
+def abi_channel(band):
+    """The channel of ABI band 1..16: reflectance ``c01``..``c06``, brightness temperature ``bt07``..``bt16``."""
+    if band <= 6:
+        return Channel(f"c{band:02d}", "1", f"ABI reflectance at {_ABI_UM[band - 1]} um, times cos(solar zenith)")
+    return Channel(f"bt{band:02d}", "K", f"ABI brightness temperature at {_ABI_UM[band - 1]} um")
+
+
+CHANNELS = {
+    channel.name: channel
+    for channel in (
+        Channel("refc", "dBZ", "composite radar reflectivity", RADAR_FLOOR),
+        Channel("refb", "dBZ", "base radar reflectivity", RADAR_FLOOR),
+        Channel("glm", "count", "lightning events per cell and step", 0.0),
+        Channel("cth", "m", "cloud top height"),
+        Channel("rain", "mm", "rain of the past hour", 0.0),
+        *(abi_channel(band) for band in range(1, 17)),
+    )
+}
