@@ -24,6 +24,7 @@ import zarr
 from zarr.storage import LocalStore, WrapperStore
 
 from core.errors import InputError
+from data.aero.splits import check_splits
 
 CHUNK_ROWS = 65536
 STATISTICS = {"surface": ("position", "pressure", "shear"), "volume": ("position", "velocity", "pressure", "sdf")}
@@ -44,35 +45,13 @@ class Run:
     attrs: dict = field(default_factory=dict)
 
 
-def check_splits(splits, available):
-    """Raise InputError unless train, valid and test are disjoint, train is not empty and all ids are available."""
-    seen = {}
-    for name in ("train", "valid", "test"):
-        for run in splits[name]:
-            if run in seen:
-                raise InputError(
-                    f"run {run} is in {seen[run]} and in {name}",
-                    variable="splits",
-                    remedy="Give every run to one split only",
-                )
-            seen[run] = name
-    missing = [run for run in seen if run not in set(available)]
-    if missing:
-        raise InputError(
-            f"{len(missing)} of {len(seen)} runs are not there: {' '.join(missing[:20])}",
-            variable="splits",
-            remedy="Fetch them, or name only runs that exist",
-        )
-    if not splits["train"]:
-        raise InputError("no training run", variable="splits", remedy="Name at least one with --train")
-
-
 def write_archive(path, runs, splits, *, seed=0, holdout=None, attrs=None):
     """Write ``runs`` (an iterable of Run, taken one at a time) to ``path``, whole or not at all. Returns the path.
 
-    splits: {"train": ids, "valid": ids, "test": ids}; exactly these runs must come. holdout: None, or a function
-    (run, group name, arrays) -> bool (n,), True for rows kept out of training and statistics. attrs: more root
-    attributes. Rows are permuted with a generator seeded by (seed, run id). Raises InputError where ``path`` exists.
+    splits: {"train": ids, "valid": ids, "test": ids}, disjoint, of runs that come. holdout: None, or a function
+    (run id, group name, position) -> bool (n,), True for rows kept out of training and statistics
+    (data.aero.splits.hold_out). attrs: more root attributes. Rows are permuted by a generator seeded with seed and
+    run id. Raises InputError for a ``path`` that exists, splits that overlap, and arrays of unequal length.
     """
     path = Path(path)
     if path.exists():
@@ -108,7 +87,7 @@ def _write_run(root, run, seed, holdout, moments):
         arrays = dict(arrays)
         _check_arrays(run.id, kind, arrays)
         if holdout is not None:
-            arrays["heldout"] = holdout(run, kind, arrays)
+            arrays["heldout"] = holdout(run.id, kind, arrays["position"])
         rows = len(arrays["position"])
         order = np.random.default_rng([seed, *run.id.encode(), *kind.encode()]).permutation(rows)
         group = target.create_group(kind)

@@ -5,13 +5,16 @@ import numpy as np
 from core.errors import InputError
 from data.aero.geometry import area_vectors, distance_to_surface, signed_volume, vertex_mean
 
+OPEN_LIMIT = 0.1
+
 
 def surface_arrays(mesh, pressure, shear, *, file):
-    """Arrays of the surface group (data.aero.archive), and the winding of the file, "inward" or "outward".
+    """Arrays of the surface group (data.aero.archive), and what the mesh is like: {"winding", "open_share"}.
 
-    mesh: Polygons; pressure (n,), shear (n, 3) m2/s2 on its cells; file names the source in errors. The winding is
-    that of the file, found by the sign of the enclosed volume; stored normals always point outward. Raises
-    InputError for wrong row counts, values that are not finite and cells without area.
+    mesh: Polygons; pressure (n,), shear (n, 3) m2/s2 on its cells; file names the source in errors. winding is
+    "inward" or "outward", that of the file, found by the sign of the enclosed volume; stored normals always point
+    outward. open_share is |sum S| / sum |S|, 0 for a closed surface of one winding: a constant pressure then has no
+    force. Raises InputError for wrong row counts, values that are not finite, cells without area, open surfaces.
     """
     _check(pressure, (len(mesh),), file, "pressure")
     _check(shear, (len(mesh), 3), file, "wall shear stress")
@@ -25,17 +28,24 @@ def surface_arrays(mesh, pressure, shear, *, file):
             variable="Points",
             remedy="Remove degenerate cells and export again",
         )
+    open_share = float(np.linalg.norm(vectors.sum(axis=0)) / area.sum())
+    if open_share > OPEN_LIMIT:
+        raise InputError(
+            f"the surface is open, or its cells wind both ways: area vectors add up to {open_share:.0%} of the area",
+            file=file,
+            variable="Polys",
+            remedy="Export the whole closed body with the winding of the solver",
+        )
     volume = signed_volume(vectors, position)
-    normal = vectors / area[:, None] * np.sign(volume)
     arrays = dict(
         position=position,
-        normal=normal,
+        normal=vectors / area[:, None] * np.sign(volume),
         area=area,
         pressure=pressure,
         shear=shear,
         cell_id=np.arange(len(mesh), dtype=np.int64),
     )
-    return arrays, "outward" if volume > 0 else "inward"
+    return arrays, dict(winding="outward" if volume > 0 else "inward", open_share=open_share)
 
 
 def volume_arrays(mesh, velocity, pressure, corners, *, file):

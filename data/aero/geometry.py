@@ -1,16 +1,17 @@
-"""Surfaces made of arbitrary polygons: area vectors, centres, volume, forces and distances, in double precision.
+"""Surfaces made of arbitrary polygons: area vectors, centres, volume and distances, in double precision.
 
 A surface is ``points`` (p, 3), ``connectivity`` (point numbers of all polygons, one after the other) and ``offsets``
 (n + 1), as VTK stores them. A polygon need not be flat: its area vector is that of the fan around its mean point,
 S = 1/2 sum_k (r_k - r) x (r_{k+1} - r), so the area vectors of a closed surface add up to zero exactly.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 
-class Polygons(NamedTuple):
+@dataclass(frozen=True)
+class Polygons:
     """points (p, 3), connectivity (m,), offsets (n + 1,): cell i has points connectivity[offsets[i]:offsets[i + 1]]."""
 
     points: np.ndarray
@@ -21,19 +22,32 @@ class Polygons(NamedTuple):
         return len(self.offsets) - 1
 
 
+BLOCK = 1 << 20
+
+
+def _blocks(mesh):
+    """The mesh in blocks of cells, so that temporaries stay small on meshes of 1e8 cells."""
+    for start in range(0, len(mesh), BLOCK):
+        offsets = np.asarray(mesh.offsets[start : start + BLOCK + 1], dtype=np.int64)
+        yield Polygons(mesh.points, mesh.connectivity[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
 def vertex_mean(mesh):
     """Mean of the vertices of every cell (n, 3), fp64. Needs only the incidence, so it also serves volume cells."""
+    return np.concatenate([_vertex_mean(block) for block in _blocks(mesh)])
+
+
+def _vertex_mean(mesh):
     counts = np.diff(mesh.offsets)
     return np.add.reduceat(mesh.points[mesh.connectivity].astype(np.float64), mesh.offsets[:-1]) / counts[:, None]
 
 
 def _fan(mesh):
-    """Fan triangles around the mean points, as (owner polygon, edges from the mean point to r_k and r_{k+1}, mean)."""
-    counts = np.diff(mesh.offsets)
-    owner = np.repeat(np.arange(len(mesh)), counts)
+    """Fan triangles around the mean points: owner polygon, edges from the mean point to r_k and r_{k+1}, mean point."""
+    owner = np.repeat(np.arange(len(mesh)), np.diff(mesh.offsets))
     following = np.arange(1, len(mesh.connectivity) + 1)
     following[mesh.offsets[1:] - 1] = mesh.offsets[:-1]
-    mean = vertex_mean(mesh)
+    mean = _vertex_mean(mesh)
     corners = mesh.points[mesh.connectivity].astype(np.float64) - mean[owner]
     return owner, corners, corners[following], mean
 
@@ -41,18 +55,23 @@ def _fan(mesh):
 def area_vectors(mesh):
     """Area vectors S (n, 3) by the winding of the file, and face centres (n, 3), both fp64.
 
-    The centre is the area-weighted mean of the centres of the fan triangles, each counted by its part along S, which
-    is how OpenFOAM places a face centre; moments agree with the solver's.
+    The centre is the mean of the centres of the fan triangles, each counted by its area along S, which is how
+    OpenFOAM places a face centre; moments agree with the solver's.
     """
-    _, a, b, mean = _fan(mesh)
+    vectors, centers = zip(*(_area_vectors(block) for block in _blocks(mesh)))
+    return np.concatenate(vectors), np.concatenate(centers)
+
+
+def _area_vectors(mesh):
+    owner, a, b, mean = _fan(mesh)
     parts = np.cross(a, b) / 2
     start = mesh.offsets[:-1]
     vectors = np.add.reduceat(parts, start)
     size = np.linalg.norm(vectors, axis=1)
-    unit = vectors / np.where(size, size, 1)[:, None]
-    weight = np.einsum("ij,ij->i", parts, np.repeat(unit, np.diff(mesh.offsets), axis=0))
-    shift = np.add.reduceat(weight[:, None] * (a + b) / 3, start) / np.where(size, size, 1)[:, None]
-    return vectors, mean + shift
+    size = np.where(size > 0, size, 1)
+    weight = np.einsum("ij,ij->i", parts, (vectors / size[:, None])[owner])
+    shift = np.add.reduceat(weight[:, None] * (a + b) / 3, start)
+    return vectors, mean + shift / size[:, None]
 
 
 def signed_volume(vectors, centers):
@@ -69,33 +88,6 @@ def triangles(mesh):
     rest = ~simple[owner]
     centre = mean[owner[rest]]
     return np.concatenate([direct, np.stack([centre, centre + a[rest], centre + b[rest]], axis=1)])
-
-
-def force_sums(position, normal, area, pressure, shear, *, rho, center):
-    """Force and moment that the flow exerts on the cells, as sums that add up over chunks and ranks.
-
-    Arguments are all numpy or all torch, of n cells: position (n, 3) m, unit *outward* normal (n, 3), area (n,) m2,
-    kinematic pressure p (n,) and OpenFOAM wall shear stress tau (n, 3), both m2/s2; rho kg/m3; center (3,) m.
-    Returns (4, 3) fp64: pressure force, friction force (N), pressure moment, friction moment about center (N m).
-
-    Sign: the pressure pushes against the outward normal, f_p = -rho p n A. OpenFOAM writes tau with the sign of the
-    stress that the wall exerts on the fluid (attached flow along +x has tau_x < 0), so the fluid pulls the wall by
-    f_tau = -rho tau A. With area vectors that point into the body, S = -n A, this is the familiar rho (p S - tau A).
-    Checked against the solver's coefficients of two Ahmed bodies to 1e-5 (tests/test_data_aero.py).
-    """
-    if isinstance(pressure, np.ndarray):
-        xp, (position, normal, area, pressure, shear) = (
-            np,
-            (np.asarray(v, dtype=np.float64) for v in (position, normal, area, pressure, shear)),
-        )
-    else:
-        import torch as xp
-
-        position, normal, area, pressure, shear = (v.double() for v in (position, normal, area, pressure, shear))
-    arm = position - xp.asarray(center, dtype=xp.float64, device=position.device)
-    push = -rho * (pressure * area)[:, None] * normal
-    drag = -rho * area[:, None] * shear
-    return xp.stack([push.sum(0), drag.sum(0), xp.linalg.cross(arm, push).sum(0), xp.linalg.cross(arm, drag).sum(0)])
 
 
 def distance_to_surface(points, corners, *, candidates=16):

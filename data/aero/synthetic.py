@@ -17,11 +17,13 @@ import numpy as np
 
 from data.aero.archive import Run, write_archive
 from data.aero.cells import surface_arrays, volume_arrays
-from data.aero.geometry import area_vectors, force_sums, triangles, vertex_mean
+from data.aero.geometry import area_vectors, triangles, vertex_mean
+from data.aero.loads import force_sums, load_coefficients
 from data.aero.synthetic_mesh import surface_mesh, volume_mesh
 
 U, RHO, NU = 38.889, 1.0, 1.507e-5
 POWER = 6
+CONSTANT = dict(Aref=2.17, Lref=2.78618, center=[1.40009, 0.0, -0.3176])
 RANGES = dict(
     length=(4.2, 5.0),
     width=(1.7, 1.95),
@@ -58,9 +60,9 @@ class Shape:
         return self.length / 2 - self.slant_length
 
     @property
-    def attrs(self):
-        """Constants and references of the run: Aref is width times height, Lref a wheelbase of 0.6 lengths."""
-        return dict(U=U, rho=RHO, nu=NU, Aref=self.width * self.height, Lref=0.6 * self.length, center=[0.0, 0.0, 0.0])
+    def references(self):
+        """Aref, width times height, m2; Lref, a wheelbase of 0.6 lengths, m; center of moments, m."""
+        return dict(Aref=self.width * self.height, Lref=0.6 * self.length, center=[0.0, 0.0, 0.0])
 
 
 def sample_shape(seed, number):
@@ -158,8 +160,8 @@ def volume_flow(shape, position):
     return layer * (speed[..., None] * heading * (1 - wake) - 0.15 * U * wake * np.array([1.0, 0, 0])), pressure
 
 
-def exact_forces(shape, order=96):
-    """Force sums (4, 3), N and N m (geometry.force_sums), by quadrature of the formula on the six sides of the box."""
+def exact_forces(shape, order=96, center=(0.0, 0.0, 0.0)):
+    """Force sums (4, 3), N and N m (loads.force_sums), by quadrature on the six sides of the box."""
     nodes, weights = np.polynomial.legendre.leggauss(order)
     u, v = np.meshgrid(nodes, nodes, indexing="ij")
     weight = np.outer(weights, weights).ravel()
@@ -169,9 +171,7 @@ def exact_forces(shape, order=96):
             cube = np.insert(np.stack([u.ravel(), v.ravel()], axis=-1), axis, side, axis=1)
             position, normal, jacobian = _patch(shape, cube, axis)
             pressure, shear = surface_flow(shape, position, normal)
-            total += force_sums(
-                position, normal, jacobian * weight, pressure, shear, rho=RHO, center=shape.attrs["center"]
-            )
+            total += force_sums(position, normal, jacobian * weight, pressure, shear, rho=RHO, center=center)
     return total
 
 
@@ -186,13 +186,19 @@ def _patch(shape, cube, axis):
     return position, outward(shape, position), np.linalg.norm(np.cross(*tangents), axis=1)
 
 
-def coefficients(shape, sums):
-    """Cd, Cs, Cl, Clf, Clr of force sums; Clf and Clr are the shares of front and rear axle, Cl/2 +- CmPitch."""
-    a = shape.attrs
-    force, moment = sums[:2].sum(axis=0), sums[2:].sum(axis=0)
-    cd, cs, cl = (force / (0.5 * RHO * U**2 * a["Aref"])).tolist()
-    pitch = float(moment[1] / (0.5 * RHO * U**2 * a["Aref"] * a["Lref"]))
-    return dict(Cd=cd, Cl=cl, Clf=cl / 2 + pitch, Clr=cl / 2 - pitch, Cs=cs)
+def truth(shape):
+    """Attributes of a run: constants, references, exact coefficients, and under "constant" those of CONSTANT."""
+    return (
+        dict(U=U, rho=RHO, nu=NU)
+        | _coefficients(shape, shape.references)
+        | dict(constant=_coefficients(shape, CONSTANT), parameters=asdict(shape))
+    )
+
+
+def _coefficients(shape, references):
+    sums = exact_forces(shape, center=references["center"])
+    found = load_coefficients(sums, U=U, rho=RHO, Aref=references["Aref"], Lref=references["Lref"])
+    return {name: found[name] for name in ("Cd", "Cl", "Clf", "Clr", "Cs")} | references
 
 
 @dataclass(frozen=True)
@@ -223,16 +229,14 @@ def make_body(seed, number, cells=4000, volume=False):
 def synthetic_run(seed, number, cells=4000, volume=False):
     """Run (data.aero.archive) of one body, the same as through files in the DrivAerML layout."""
     body = make_body(seed, number, cells, volume)
-    surface, winding = surface_arrays(body.mesh, body.pressure, body.shear, file=f"synthetic body {number}")
+    surface, facts = surface_arrays(body.mesh, body.pressure, body.shear, file=f"synthetic body {number}")
     arrays = None
     if volume:
         corners = triangles(body.mesh).astype(np.float32)
         arrays = volume_arrays(
             body.volume, body.volume_velocity, body.volume_pressure, corners, file=f"synthetic body {number}"
         )
-    truth = coefficients(body.shape, exact_forces(body.shape))
-    attrs = body.shape.attrs | truth | dict(winding=winding, parameters=asdict(body.shape), sources={})
-    return Run(f"run_{number}", surface, arrays, attrs)
+    return Run(f"run_{number}", surface, arrays, truth(body.shape) | facts | {"sources": {}})
 
 
 def synthetic_splits(runs):

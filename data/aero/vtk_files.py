@@ -1,0 +1,199 @@
+"""VTP, VTU (also gzipped) and STL through pyvista: native cells, cell data, the winding of the file.
+
+Nothing here is interpolated, re-oriented or triangulated on reading: forces need the polygons that the solver used.
+Only commands that build or export import this module; pyvista itself is imported inside the functions.
+"""
+
+import gzip
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from core.errors import InputError
+from data.aero.files import require
+from data.aero.geometry import Polygons
+
+DRIVAERML = {"pressure": "pMeanTrim", "shear": "wallShearStressMeanTrim", "velocity": "UMeanTrim"}
+OPENFOAM = {"pressure": "p", "shear": "wallShearStress", "velocity": "U"}
+
+
+def read_surface(path, names):
+    """Polygons of a VTP file and its fields {"pressure": (n,), "shear": (n, 3)} in m2/s2, by cell.
+
+    names: {"pressure": array name in the file, "shear": ...}, as DRIVAERML or OPENFOAM. Raises InputError for files
+    that are missing or cut short, arrays that are missing or on points, and cells that are no polygons.
+    """
+    data = _read(path, [names["pressure"], names["shear"]])
+    if data.GetNumberOfCells() != data.GetPolys().GetNumberOfCells():
+        raise InputError(
+            "has vertices, lines or strips besides polygons, so that rows of cell data are not faces",
+            file=path,
+            remedy="Export the surface as polygons only",
+        )
+    polygons = data.GetPolys()
+    return (
+        _cells(data, polygons.GetConnectivityArray(), polygons.GetOffsetsArray()),
+        {key: _array(data, names[key]) for key in ("pressure", "shear")},
+    )
+
+
+def read_volume(path, names):
+    """Cells of a VTU file as points and incidence (Polygons), and {"velocity": (n, 3), "pressure": (n,)}, by cell.
+
+    The whole mesh is held in memory (about 60 bytes a cell and its points). Errors as of ``read_surface``.
+    """
+    data = _read(path, [names["velocity"], names["pressure"]])
+    cells = data.GetCells()
+    return (
+        _cells(data, cells.GetConnectivityArray(), cells.GetOffsetsArray()),
+        {key: _array(data, names[key]) for key in ("velocity", "pressure")},
+    )
+
+
+def read_stl(path):
+    """Corners (t, 3, 3) float32 of the triangles of an STL file, ASCII (any number of solids) or binary."""
+    import pyvista
+
+    _check_stl(require(path))
+    data = pyvista.read(path)
+    if not data.n_cells:
+        raise InputError("no triangles", file=path, remedy="Export the geometry again")
+    return np.asarray(data.points, dtype=np.float32)[data.regular_faces]
+
+
+def write_surface(path, mesh, fields):
+    """Write Polygons and {name: values by cell} as a VTP file, points float32 as given."""
+    import pyvista
+
+    data = pyvista.PolyData(mesh.points, faces=_padded(mesh))
+    data.cell_data.update(fields)
+    _write(data, path)
+
+
+def write_hexahedra(path, mesh, fields):
+    """Write hexahedra (Polygons of eight points each) and {name: values by cell} as a VTU file."""
+    import pyvista
+
+    data = pyvista.UnstructuredGrid(_padded(mesh), np.full(len(mesh), pyvista.CellType.HEXAHEDRON), mesh.points)
+    data.cell_data.update(fields)
+    _write(data, path)
+
+
+def write_stl(path, corners, solid="body"):
+    """Write triangles (t, 3, 3) as ASCII STL, digits enough for float32."""
+    normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]).astype(np.float64)
+    normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+    with open(path, "w") as stream:
+        stream.write(f"solid {solid}\n")
+        for normal, triangle in zip(normals, corners):
+            stream.write("facet normal {:.6g} {:.6g} {:.6g}\nouter loop\n".format(*normal))
+            stream.writelines("vertex {:.9g} {:.9g} {:.9g}\n".format(*vertex) for vertex in triangle)
+            stream.write("endloop\nendfacet\n")
+        stream.write(f"endsolid {solid}\n")
+
+
+def _write(data, path):
+    """Write inline base64 without compression, as DrivAerML's files are, under a temporary name; then rename."""
+    from vtkmodules import vtkIOXML
+
+    kind = "PolyData" if Path(path).suffix == ".vtp" else "UnstructuredGrid"
+    temporary = Path(path).with_name(f".{os.getpid()}.{Path(path).name}")
+    writer = getattr(vtkIOXML, f"vtkXML{kind}Writer")(file_name=str(temporary))
+    writer.SetInputData(data)
+    writer.SetDataModeToBinary()
+    writer.SetCompressorTypeToNone()
+    writer.SetHeaderTypeToUInt64()
+    writer.Write()
+    os.replace(temporary, path)
+
+
+def _padded(mesh):
+    counts = np.diff(mesh.offsets)
+    return np.insert(mesh.connectivity, mesh.offsets[:-1], counts)
+
+
+def _cells(data, connectivity, offsets):
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
+    return Polygons(vtk_to_numpy(data.GetPoints().GetData()), vtk_to_numpy(connectivity), vtk_to_numpy(offsets))
+
+
+def _array(data, name):
+    return np.asarray(data.cell_data[name], dtype=np.float32)
+
+
+def _read(path, names):
+    """Mesh with the cell arrays ``names`` and no others."""
+    import pyvista
+
+    with _plain(require(path)) as plain:
+        _check_end(plain, path)
+        reader, errors = pyvista.get_reader(plain), []
+        reader.reader.AddObserver("ErrorEvent", lambda _object, _event: errors.append("VTK cannot read it"))
+        for name in names:
+            if name not in reader.cell_array_names:
+                where = "only on points" if name in reader.point_array_names else "not in the file"
+                raise InputError(
+                    f"{where}; cell arrays are: {' '.join(reader.cell_array_names) or 'none'}",
+                    file=path,
+                    variable=name,
+                    remedy="Export cell data, or name the array (--pressure, --shear, --velocity)",
+                )
+        reader.disable_all_point_arrays()
+        reader.disable_all_cell_arrays()
+        for name in names:
+            reader.enable_cell_array(name)
+        data = reader.read()
+    if errors or reader.reader.GetErrorCode() or not data.GetNumberOfCells():
+        raise InputError(errors[0] if errors else "VTK finds no cells in it", file=path, remedy="Fetch the file again")
+    for name in names:
+        if name not in data.cell_data:
+            raise InputError(
+                "cannot be read: its length does not fit the mesh, or the file is damaged",
+                file=path,
+                variable=name,
+                remedy="Fetch the file again",
+            )
+    return data
+
+
+@contextmanager
+def _plain(path):
+    """The path itself, or of a .gz a temporary plain copy."""
+    if path.suffix != ".gz":
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / path.stem
+        try:
+            with gzip.open(path) as source, open(plain, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 24)
+        except (EOFError, OSError) as error:
+            raise InputError(f"cannot be unpacked ({error})", file=path, remedy="Fetch the file again") from None
+        yield plain
+
+
+def _check_end(plain, path):
+    with open(plain, "rb") as stream:
+        stream.seek(max(0, os.path.getsize(plain) - 64))
+        if not stream.read().rstrip().endswith(b"</VTKFile>"):
+            raise InputError(
+                "cut short or not a VTK XML file: </VTKFile> is not at its end",
+                file=path,
+                remedy="Fetch the file again",
+            )
+
+
+def _check_stl(path):
+    size = os.path.getsize(path)
+    with open(path, "rb") as stream:
+        head = stream.read(84)
+        stream.seek(max(0, size - 128))
+        tail = stream.read()
+    binary = len(head) == 84 and size == 84 + 50 * int.from_bytes(head[80:], "little")
+    if not binary and not (head.lstrip().startswith(b"solid") and b"endsolid" in tail):
+        raise InputError("cut short or not an STL file", file=path, remedy="Fetch the file again")

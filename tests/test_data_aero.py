@@ -1,0 +1,586 @@
+"""Aero data: forces against the solver, real and synthetic files, the archive, and the builder's manners."""
+
+import gzip
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from apps.aero.forces import coefficients, force_sums, reference_of
+from core.errors import InputError
+from data.aero import build, drivaerml, plain
+from data.aero.archive import AeroReader, Run, write_archive
+from data.aero.cells import surface_arrays
+from data.aero.geometry import Polygons, area_vectors, distance_to_surface, signed_volume, triangles
+from data.aero.splits import check_splits, hold_out, official_split
+from data.aero.synthetic import (
+    exact_forces,
+    outward,
+    radius,
+    sample_shape,
+    surface_flow,
+    synthetic_archive,
+    synthetic_run,
+    synthetic_splits,
+    to_space,
+    to_unit,
+    truth,
+    volume_flow,
+)
+from data.aero.synthetic_files import write_drivaerml
+from data.aero.vtk_files import DRIVAERML, OPENFOAM, read_stl, read_surface, read_volume, write_surface
+
+AHMED = Path(__file__).parent / "data" / "aero"
+FIELDS = ("position", "normal", "area", "pressure", "shear")
+ALL = (slice(None),)
+
+
+def fields_of(reader, run):
+    return [reader.read(f"{run}/surface", name, ALL) for name in FIELDS]
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory):
+    return synthetic_archive(tmp_path_factory.mktemp("synthetic") / "a.zarr", runs=6, cells=2000)
+
+
+@pytest.fixture(scope="session")
+def ahmed(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ahmed") / "a.zarr"
+    folders = [str(AHMED / name) for name in ("ahmed25", "ahmed00")]
+    command = ["--run", folders[0], "--run", folders[1], "--train", "ahmed25", "--test", "ahmed00", "--out", str(path)]
+    assert build.main(command) == 0
+    return path
+
+
+@pytest.fixture(scope="session")
+def layout(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drivaerml")
+    write_drivaerml(folder, runs=3, seed=4, cells=700)
+    return folder
+
+
+def ahmed_copy(folder, *names):
+    for name in names:
+        shutil.copy(AHMED / "ahmed25" / name, folder / name)
+    return folder
+
+
+# Forces
+
+
+@pytest.mark.parametrize("name, cd, cl", [("ahmed25", 0.300982, 0.310323), ("ahmed00", 0.31069, -0.190738)])
+def test_forces_equal_the_solver(name, cd, cl):
+    run = plain.read_run(AHMED / name)
+    reference = reference_of(run.attrs)
+    fields = [run.surface[field] for field in FIELDS]
+    found = coefficients(force_sums(*fields, rho=reference.rho, center=reference.center), reference)
+    assert found["Cd"] == pytest.approx(cd, abs=1e-6) and found["Cl"] == pytest.approx(cl, abs=1e-6)
+    for key in ("Cd", "Cl", "Cs", "CmPitch"):
+        assert found[key] == pytest.approx(run.attrs[key], abs=2e-7), key
+    assert found["Cd_pressure"] + found["Cd_friction"] == pytest.approx(found["Cd"], abs=1e-12)
+    assert 0.03 < found["Cd_friction"] < 0.05 and found["Clf"] + found["Clr"] == pytest.approx(found["Cl"])
+
+
+def test_forces_from_the_archive_add_up_over_parts(ahmed):
+    reader = AeroReader(ahmed)
+    for run in reader.runs:
+        attrs = reader.run_attrs(run)
+        reference = reference_of(attrs)
+        rows = reader.shape(f"{run}/surface", "area")[0]
+        cuts, sums = [0, 1, 1, rows // 3, rows], np.zeros((4, 3))
+        for start, stop in zip(cuts, cuts[1:]):
+            part = [torch.from_numpy(reader.read(f"{run}/surface", name, (slice(start, stop),))) for name in FIELDS]
+            sums += force_sums(*part, rho=reference.rho, center=reference.center).numpy()
+        found = coefficients(sums, reference)
+        assert found["Cd"] == pytest.approx(attrs["Cd"], abs=1e-6) and found["Cl"] == pytest.approx(
+            attrs["Cl"], abs=1e-6
+        )
+        assert attrs["Cd_cells"] == pytest.approx(attrs["Cd"], abs=1e-6)
+
+
+def test_forces_differentiate_in_torch():
+    fields = [torch.from_numpy(np.asarray(v)) for v in (np.eye(3), np.eye(3), np.ones(3), np.ones(3), np.zeros((3, 3)))]
+    pressure = fields[3].clone().requires_grad_()
+    force_sums(*fields[:3], pressure, fields[4], rho=2.0, center=(0, 0, 0))[0, 0].backward()
+    assert pressure.grad.tolist() == [-2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["ahmed25", "ahmed00", "synthetic"])
+def test_constant_pressure_on_a_closed_body_has_no_force(name):
+    run = synthetic_run(0, 1, 1000) if name == "synthetic" else plain.read_run(AHMED / name)
+    s, still = run.surface, np.zeros((len(run.surface["area"]), 3))
+    sums = force_sums(s["position"], s["normal"], s["area"], np.ones(len(still)), still, rho=1.0, center=(0, 0, 0))
+    assert np.abs(sums).max() < 2e-6 * s["area"].sum()
+    assert run.attrs["open_share"] < 1e-6
+
+
+def test_conventions_of_reference_are_named():
+    attrs = truth(sample_shape(0, 1))
+    own, constant = reference_of(attrs), reference_of(attrs, "constant")
+    assert constant.Aref == 2.17 and own.Aref == attrs["Aref"] != 2.17
+    assert attrs["constant"]["Cd"] * 2.17 == pytest.approx(attrs["Cd"] * own.Aref)
+    with pytest.raises(InputError, match="convention"):
+        reference_of({key: attrs[key] for key in attrs if key != "constant"}, "constant")
+
+
+# Geometry
+
+
+def cube(reverse=False):
+    """Unit cube with an edge point on the top face: five quads, one pentagon; outward."""
+    points = np.array(
+        [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1], [0, 1, 1], [0.5, 0, 1]]
+    )
+    faces = [[0, 3, 2, 1], [4, 8, 5, 6, 7], [0, 1, 5, 8, 4], [1, 2, 6, 5], [2, 3, 7, 6], [3, 0, 4, 7]]
+    faces = [face[::-1] for face in faces] if reverse else faces
+    return Polygons(points, np.concatenate(faces), np.cumsum([0] + [len(face) for face in faces]))
+
+
+def test_area_vectors_centres_and_volume_of_polygons():
+    vectors, centers = area_vectors(cube())
+    np.testing.assert_allclose(
+        vectors, [[0, 0, -1], [0, 0, 1], [0, -1, 0], [1, 0, 0], [0, 1, 0], [-1, 0, 0]], atol=1e-15
+    )
+    np.testing.assert_allclose(centers[1], [0.5, 0.5, 1], atol=1e-15)
+    np.testing.assert_allclose(centers[2], [0.5, 0, 0.5], atol=1e-15)
+    assert signed_volume(vectors, centers) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("reverse, winding", [(False, "outward"), (True, "inward")])
+def test_winding_is_found_and_normals_point_outward(reverse, winding):
+    mesh = cube(reverse)
+    arrays, facts = surface_arrays(mesh, np.ones(6), np.zeros((6, 3)), file="cube")
+    assert facts["winding"] == winding
+    assert (np.einsum("ij,ij->i", arrays["normal"], arrays["position"] - 0.5) > 0).all()
+
+
+def test_area_of_a_sphere_is_kept():
+    """Weights are cell areas: averaged to points they would halve (pyvista#5746)."""
+    import pyvista
+
+    sphere = pyvista.Sphere(radius=0.5, theta_resolution=60, phi_resolution=60)
+    faces = np.asarray(sphere.regular_faces)
+    mesh = Polygons(np.asarray(sphere.points), faces.ravel(), np.arange(len(faces) + 1) * 3)
+    assert np.linalg.norm(area_vectors(mesh)[0], axis=1).sum() == pytest.approx(np.pi, rel=5e-3)
+
+
+def test_distance_equals_vtk():
+    from pyvista import PolyData
+    from vtkmodules.vtkFiltersCore import vtkImplicitPolyDataDistance
+
+    corners = read_stl(AHMED / "ahmed25" / "body.stl")
+    points = np.random.default_rng(0).uniform([-2, -0.8, -0.2], [1, 0.8, 1], (3000, 3))
+    reference = vtkImplicitPolyDataDistance()
+    reference.SetInput(PolyData.from_regular_faces(corners.reshape(-1, 3), np.arange(corners.size // 3).reshape(-1, 3)))
+    expected = np.abs([reference.EvaluateFunction(point) for point in points])
+    np.testing.assert_allclose(distance_to_surface(points, corners), expected, atol=2e-6)
+
+
+# Synthetic bodies
+
+
+def test_synthetic_forces_are_exact_and_the_mesh_tends_to_them():
+    for number in (1, 4, 6):
+        shape = sample_shape(0, number)
+        sums = exact_forces(shape)
+        np.testing.assert_allclose(sums, exact_forces(shape, order=140), atol=1e-6)
+        assert sums[0, 0] > 0.6 * sums[:2, 0].sum()
+        errors = []
+        for cells in (1000, 4000, 16000):
+            run = synthetic_run(0, number, cells)
+            fields = [run.surface[name] for name in FIELDS]
+            errors.append(coefficients(force_sums(*fields, rho=1.0, center=(0, 0, 0)), reference_of(run.attrs))["Cd"])
+        errors = np.abs(np.array(errors) - run.attrs["Cd"])
+        assert errors[1] < 2e-3 and errors[2] < 3e-4
+
+
+def test_separation_and_base_pressure_move_with_the_slant():
+    drag = {}
+    for angle in (5, 25, 40):
+        shape = replace(sample_shape(0, 1), slant_angle=float(angle), slant_length=1.0)
+        drag[angle] = truth(shape)["Cd"]
+        point = np.array([[shape.slant_start + 0.6, 0.0, 1.2]])
+        up = np.array([[0.4, 0.0, 0.9]]) / np.hypot(0.4, 0.9)
+        assert (surface_flow(shape, point, up)[1][0, 0] > 0) == (angle == 40), "reversed shear where separated"
+    assert drag[25] > drag[40] > drag[5]
+
+
+def test_volume_flow_meets_the_surface_and_the_free_stream():
+    shape, position = sample_shape(0, 2), synthetic_run(0, 2, 1000).surface["position"]
+    foot = to_space(shape, to_unit(shape, position) / radius(shape, position)[:, None])
+    velocity, pressure = volume_flow(shape, foot)
+    np.testing.assert_allclose(pressure, surface_flow(shape, foot, outward(shape, foot))[0], rtol=1e-10)
+    assert np.abs(velocity).max() < 1e-10
+    velocity, pressure = volume_flow(shape, np.array([[-60.0, 0, 1], [0, 60, 1]]))
+    np.testing.assert_allclose(velocity, [[38.889, 0, 0]] * 2, atol=0.3)
+    assert np.abs(pressure).max() < 1
+
+
+def test_shapes_depend_on_seed_and_number_only():
+    assert sample_shape(3, 7) == sample_shape(3, 7) != sample_shape(3, 8) != sample_shape(4, 8)
+
+
+# Files
+
+
+def test_ahmed_volume_is_read_from_gzip():
+    run = plain.read_run(AHMED / "ahmed25", volume=True)
+    v = run.volume
+    assert len(v["position"]) == len(v["sdf"]) == 223_828 and v["velocity"].shape == (223_828, 3)
+    assert v["position"].min(0) == pytest.approx([-2.99, -1.18, 0.01], abs=0.05)
+    assert 0 < v["sdf"].min() < 1e-3 and np.abs(v["velocity"]).max() < 100
+    assert set(run.attrs["sources"]) == {"body.vtp", "body.stl", "internal.vtu.gz", "params.json", "coefficient.dat.gz"}
+
+
+def test_surface_alone_touches_no_volume_file(tmp_path):
+    ahmed_copy(tmp_path, "body.vtp", "params.json", "coefficient.dat.gz")
+    assert plain.read_run(tmp_path).volume is None
+    with pytest.raises(InputError, match="internal.vtu: no such file"):
+        plain.read_run(tmp_path, volume=True)
+
+
+def cut(path, share=0.5):
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+
+
+def test_broken_files_are_named(tmp_path):
+    ahmed_copy(tmp_path, "body.vtp", "body.stl", "internal.vtu.gz", "params.json", "coefficient.dat.gz")
+    for name in ("body.vtp", "body.stl", "internal.vtu.gz", "params.json", "coefficient.dat.gz"):
+        cut(tmp_path / name, 0.7)
+        with pytest.raises(InputError, match=name.replace(".", "[.]")):
+            plain.read_run(tmp_path, volume=True)
+        ahmed_copy(tmp_path, name)
+    (tmp_path / "body.vtp").unlink()
+    with pytest.raises(InputError, match="body.vtp: no such file"):
+        plain.read_run(tmp_path)
+
+
+def test_missing_and_point_only_arrays_are_named(tmp_path):
+    import pyvista
+
+    with pytest.raises(InputError, match="pMeanTrim: not in the file; cell arrays are: nut p U wallShearStress"):
+        read_surface(AHMED / "ahmed25" / "body.vtp", DRIVAERML)
+    data = pyvista.read(AHMED / "ahmed25" / "body.vtp")
+    data.cell_data.remove("p")
+    data.save(tmp_path / "points.vtp")
+    with pytest.raises(InputError, match="variable p: only on points"):
+        read_surface(tmp_path / "points.vtp", OPENFOAM)
+
+
+def test_cells_that_are_no_polygons_are_refused(tmp_path):
+    import pyvista
+
+    faces = [4, 0, 1, 2, 3]
+    data = pyvista.PolyData(np.eye(4, 3), faces=faces, lines=[2, 0, 1])
+    data.cell_data.update({"p": np.zeros(2), "wallShearStress": np.zeros((2, 3))})
+    data.save(tmp_path / "mixed.vtp")
+    with pytest.raises(InputError, match="mixed.vtp: has vertices, lines or strips"):
+        read_surface(tmp_path / "mixed.vtp", OPENFOAM)
+
+
+def test_arrays_of_a_wrong_length_are_refused(tmp_path):
+    mesh, pressure = cube(), np.arange(6, dtype=np.float32)
+    write_surface(tmp_path / "cube.vtp", mesh, {"p": pressure, "wallShearStress": np.zeros((6, 3), np.float32)})
+    text = (tmp_path / "cube.vtp").read_text()
+    (tmp_path / "cube.vtp").write_text(text.replace('NumberOfPolys="6"', 'NumberOfPolys="7"'))
+    with pytest.raises(InputError, match="cube.vtp"):
+        read_surface(tmp_path / "cube.vtp", OPENFOAM)
+    with pytest.raises(InputError, match=r"variable pressure: shape \(5,\), but the mesh needs \(6,\)"):
+        surface_arrays(mesh, pressure[:5], np.zeros((6, 3)), file="cube")
+
+
+def test_bad_values_and_cells_are_refused():
+    mesh, fine = cube(), np.zeros((6, 3))
+    with pytest.raises(InputError, match="file cube, variable pressure: 1 cells are not finite, the first is cell 4"):
+        surface_arrays(mesh, np.array([0, 0, 0, 0, np.nan, 0]), fine, file="cube")
+    flat = replace(mesh, connectivity=np.where(np.arange(len(mesh.connectivity)) < 4, 0, mesh.connectivity))
+    with pytest.raises(InputError, match="1 cells have no area, the first is cell 0"):
+        surface_arrays(flat, np.zeros(6), fine, file="cube")
+    turned = mesh.connectivity.copy()
+    turned[:4] = turned[:4][::-1]
+    with pytest.raises(InputError, match="wind both ways"):
+        surface_arrays(replace(mesh, connectivity=turned), np.zeros(6), fine, file="cube")
+
+
+def test_stl_ascii_with_solids_and_binary(tmp_path):
+    import pyvista
+
+    text = (AHMED / "ahmed25" / "body.stl").read_text()
+    whole = read_stl(AHMED / "ahmed25" / "body.stl")
+    (tmp_path / "two.stl").write_text(text + text.replace("solid body", "solid other"))
+    assert len(read_stl(tmp_path / "two.stl")) == 2 * len(whole) == 232
+    pyvista.read(AHMED / "ahmed25" / "body.stl").save(tmp_path / "binary.stl")
+    assert np.sort(read_stl(tmp_path / "binary.stl"), axis=None) == pytest.approx(np.sort(whole, axis=None))
+    cut(tmp_path / "binary.stl")
+    with pytest.raises(InputError, match="binary.stl: cut short"):
+        read_stl(tmp_path / "binary.stl")
+
+
+# DrivAerML's layout
+
+
+def test_layout_and_direct_archive_hold_the_same(layout, tmp_path):
+    splits = {"train": ["run_1", "run_3"], "valid": [], "test": ["run_2"]}
+    synthetic_archive(tmp_path / "direct.zarr", runs=3, seed=4, cells=700, volume=True, splits=splits)
+    command = ["--drivaerml", str(layout), "--volume", "--seed", "4", "--train", "1", "run_3", "--test", "2"]
+    assert build.main([*command, "--out", str(tmp_path / "files.zarr")]) == 0
+    direct, files = AeroReader(tmp_path / "direct.zarr"), AeroReader(tmp_path / "files.zarr")
+    assert direct.splits == files.splits == splits
+    for run in direct.runs:
+        for sample in (f"{run}/surface", f"{run}/volume"):
+            assert direct.fields(sample) == files.fields(sample)
+            for name in direct.fields(sample):
+                a, b = (reader.read(sample, name, ALL) for reader in (direct, files))
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 if name == "sdf" else 0, err_msg=name)
+        ours, theirs = direct.run_attrs(run), files.run_attrs(run)
+        assert len(theirs["sources"][f"boundary_{run[4:]}.vtp"]) == 64
+        for key in ("U", "rho", "nu", "Aref", "Lref", "center", "Cd", "Cl", "constant", "winding"):
+            assert ours[key] == theirs[key], key
+        assert theirs["parameters"]["slant_angle"] == ours["parameters"]["slant_angle"]
+
+
+def test_stl_of_the_layout_winds_outward_and_the_surface_inward(layout):
+    corners = read_stl(layout / "run_1" / "drivaer_1.stl")
+    vectors = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]) / 2
+    mesh, _ = read_surface(layout / "run_1" / "boundary_1.vtp", DRIVAERML)
+    volume = signed_volume(vectors.astype(np.float64), corners.mean(axis=1))
+    assert volume > 5 and signed_volume(*area_vectors(mesh)) == pytest.approx(-volume, rel=1e-3)
+    assert triangles(mesh).shape == corners.shape and set(np.diff(mesh.offsets)) == {3, 4}
+
+
+def test_headers_differ_in_case_and_blanks(layout, tmp_path):
+    shutil.copytree(layout / "run_1", tmp_path / "run_1")
+    table = tmp_path / "run_1" / "force_mom_1.csv"
+    table.write_text(table.read_text().replace("Cd, Cl", " CD ,cl").replace("\n", "\r\n"))
+    assert drivaerml.read_run(tmp_path, 1).attrs["Cd"] == drivaerml.read_run(layout, 1).attrs["Cd"]
+    table.write_text("Cl\n0.1\n")
+    with pytest.raises(InputError, match="force_mom_1.csv, variable Cd: no such column"):
+        drivaerml.read_run(tmp_path, 1)
+
+
+def test_parts_of_a_volume_ask_to_be_joined(layout, tmp_path):
+    shutil.copytree(layout / "run_1", tmp_path / "run_1")
+    (tmp_path / "run_1" / "volume_1.vtu").rename(tmp_path / "run_1" / "volume_1.vtu.00.part")
+    with pytest.raises(
+        InputError, match=r"1 parts of it only. Join them in .*: cat volume_1.vtu.\*.part > volume_1.vtu"
+    ):
+        drivaerml.read_run(tmp_path, 1, volume=True)
+
+
+def test_volume_reader_takes_cell_data(layout):
+    cells, fields = read_volume(layout / "run_1" / "volume_1.vtu", DRIVAERML)
+    assert len(cells) == len(fields["pressure"]) == len(fields["velocity"]) > 4000
+
+
+# Splits
+
+
+def test_official_split_has_the_published_counts():
+    split = official_split("official", [])
+    assert [len(split[name]) for name in ("train", "valid", "test")] == [400, 34, 50]
+    assert len(set(split["train"] + split["valid"] + split["test"])) == 484
+    assert "run_167" not in split["train"] and "run_11" in split["test"]
+    assert [len(ids) for ids in official_split("scarce", []).values()] == [67, 34, 50]
+    assert official_split("official", ["run_11", "run_1"], partial=True) == {
+        "train": ["run_1"],
+        "valid": [],
+        "test": ["run_11"],
+    }
+
+
+def test_splits_must_be_disjoint_and_there():
+    with pytest.raises(InputError, match="run b is in train and in test"):
+        check_splits({"train": ["a", "b"], "valid": [], "test": ["b"]}, ["a", "b"])
+    with pytest.raises(InputError, match="1 of 2 runs are not there: c"):
+        check_splits({"train": ["a"], "valid": ["c"], "test": []}, ["a", "b"])
+    for runs in (3, 12, 20):
+        splits = synthetic_splits(runs)
+        check_splits(splits, [f"run_{i}" for i in range(1, runs + 1)])
+        assert sum(map(len, splits.values())) == runs and all(splits.values())
+
+
+@pytest.mark.parametrize("by", ["blocks", "random"])
+def test_held_out_cells_stay_out_of_the_statistics(by, tmp_path):
+    path = tmp_path / "h.zarr"
+    command = ["--run", str(AHMED / "ahmed25"), "--holdout-cells", "0.2", "--holdout-by", by, "--out", str(path)]
+    assert build.main(command) == 0
+    reader = AeroReader(path)
+    held, pressure = (reader.read("ahmed25/surface", name, ALL) for name in ("heldout", "pressure"))
+    assert held.dtype == bool and 0.15 < held.mean() < 0.25
+    assert reader.attrs["holdout"]["label"] == "interpolation" and reader.splits["train"] == ["ahmed25"]
+    np.testing.assert_allclose(reader.mean["surface/pressure"], pressure[~held].astype(np.float64).mean(), rtol=1e-6)
+    assert abs(pressure[held].mean() - pressure[~held].mean()) > 1e-3
+
+
+def test_held_out_blocks_are_blocks():
+    position = np.random.default_rng(0).random((20000, 3))
+    held = hold_out(0.2, "blocks", 1)("run", "surface", position)
+    cubes = np.floor((position - position.min(0)) / (np.ptp(position, axis=0).max() / 10)).astype(int)
+    for cell in np.unique(cubes, axis=0)[::37]:
+        assert len(set(held[(cubes == cell).all(axis=1)])) == 1
+
+
+# Archive
+
+
+def test_statistics_come_from_training_runs_only(archive):
+    reader = AeroReader(archive)
+    for name in ("pressure", "shear", "position"):
+        rows = {run: reader.read(f"{run}/surface", name, ALL).astype(np.float64) for run in reader.runs}
+        train = np.concatenate([rows[run] for run in reader.splits["train"]])
+        np.testing.assert_allclose(reader.mean[f"surface/{name}"], train.mean(0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(reader.std[f"surface/{name}"], train.std(0), rtol=1e-5)
+    everything = np.concatenate([reader.read(f"{run}/surface", "pressure", ALL) for run in reader.runs])
+    assert abs(everything.mean() - reader.mean["surface/pressure"]) > 0.1
+
+
+def test_statistics_hash_follows_the_training_runs(tmp_path):
+    runs = [Run(f"run_{i}", synthetic_run(0, i, 300).surface) for i in (1, 2, 3)]
+
+    def build_with(name, train, test):
+        write_archive(tmp_path / name, iter(runs), {"train": train, "valid": [], "test": test})
+        return AeroReader(tmp_path / name).attrs["statistics_hash"]
+
+    first = build_with("a", ["run_1"], ["run_2", "run_3"])
+    assert first == build_with("b", ["run_1"], ["run_3"]) != build_with("c", ["run_2"], ["run_3"])
+
+
+@pytest.mark.parametrize("name", ["pressure", "shear", "cell_id"])
+def test_half_the_rows_are_half_the_bytes(ahmed, name):
+    reader = AeroReader(ahmed)
+    rows, *rest = reader.shape("ahmed25/surface", name)
+    assert reader.bytes_read == 0
+    whole = reader.read("ahmed25/surface", name, ALL)
+    total = reader.bytes_read
+    assert whole.nbytes <= total < 1.1 * whole.nbytes
+    for parts in (2, 4):
+        size = -(-rows // parts)
+        for start in range(0, rows, size):
+            before = reader.bytes_read
+            part = reader.read(
+                "ahmed25/surface", name, (slice(start, min(rows, start + size)), *(slice(None) for _ in rest))
+            )
+            np.testing.assert_array_equal(part, whole[start : start + size])
+            assert reader.bytes_read - before < total / parts * 1.15
+
+
+def test_rows_are_shuffled_and_cell_id_leads_back(ahmed):
+    reader = AeroReader(ahmed)
+    cell = reader.read("ahmed25/surface", "cell_id", ALL)
+    assert sorted(cell) == list(range(9760)) and abs(np.corrcoef(cell, np.arange(9760))[0, 1]) < 0.05
+    mesh, fields = read_surface(AHMED / "ahmed25" / "body.vtp", OPENFOAM)
+    np.testing.assert_array_equal(reader.read("ahmed25/surface", "pressure", ALL), fields["pressure"][cell])
+    np.testing.assert_array_equal(reader.read("ahmed25/surface", "shear", ALL), fields["shear"][cell])
+    centers = area_vectors(mesh)[1]
+    np.testing.assert_array_equal(reader.read("ahmed25/surface", "position", ALL), centers[cell].astype(np.float32))
+    part = reader.read("ahmed25/surface", "position", (slice(0, 2000),))
+    assert np.abs(part.mean(0) - centers.mean(0)).max() < 0.03, "any range of rows is a fair sample"
+
+
+def test_reader_pickles_and_names_what_is_missing(archive, tmp_path):
+    reader = AeroReader(archive)
+    reader.read("run_1/surface", "area", (slice(0, 10),))
+    twin = pickle.loads(pickle.dumps(reader))
+    assert twin.bytes_read == 0
+    np.testing.assert_array_equal(twin.read("run_2/surface", "area", ALL), reader.read("run_2/surface", "area", ALL))
+    for sample, name, message in [
+        ("run_99/surface", "area", "no such run"),
+        ("run_1/volume", "sdf", "--volume"),
+        ("run_1/surface", "p", "no such field; there are area cell_id normal"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            reader.read(sample, name, ALL)
+    with pytest.raises(InputError, match="no such archive"):
+        AeroReader(tmp_path / "none").runs  # noqa: B018
+    import zarr
+
+    zarr.open_group(tmp_path / "other", mode="w")
+    with pytest.raises(InputError, match="not an aero archive"):
+        AeroReader(tmp_path / "other").runs  # noqa: B018
+
+
+def test_archive_needs_no_vtk(tmp_path):
+    code = (
+        "import sys\n"
+        "for name in ('vtk', 'vtkmodules', 'pyvista', 'netCDF4', 'cfgrib', 'scipy'): sys.modules[name] = None\n"
+        "from data.aero.synthetic import synthetic_archive; from data.aero.archive import AeroReader\n"
+        f"path = synthetic_archive({str(tmp_path / 'a.zarr')!r}, runs=3, cells=200)\n"
+        "assert len(AeroReader(path).read('run_1/surface', 'shear', (slice(0, 5),))) == 5\n"
+    )
+    root = Path(__file__).parents[1]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
+
+
+# The builder's manners
+
+
+def refuse(capsys, folder, *command):
+    """The message of a command that must end with status 2 and leave ``folder`` empty."""
+    assert build.main([*map(str, command), "--out", str(folder / "out.zarr")]) == 2
+    assert list(folder.iterdir()) == []
+    return capsys.readouterr().err
+
+
+def test_bad_input_leaves_a_message_status_2_and_nothing_else(layout, tmp_path, capsys):
+    out, source = tmp_path / "out", tmp_path / "source"
+    out.mkdir()
+    shutil.copytree(layout, source)
+    message = refuse(capsys, out, "--drivaerml", source, "--train", "1", "--valid", "2", "--test", "7", "8")
+    assert "2 of 4 runs are not there: run_7 run_8" in message
+    assert "481 of 484 runs are not there: run_5 run_6" in refuse(capsys, out, "--drivaerml", source, "--split", "official")
+    assert "no split of the runs run_1 run_2 run_3" in refuse(capsys, out, "--drivaerml", source)
+    assert "run_1 is in train and in test" in refuse(capsys, out, "--drivaerml", source, "--train", "1", "--test", "1")
+    cut(source / "run_3" / "boundary_3.vtp")
+    message = refuse(capsys, out, "--drivaerml", source, "--train", "1", "2", "--test", "3")
+    assert "boundary_3.vtp: cut short" in message and "Fetch the file again" in message
+    assert "nowhere: no such folder" in refuse(capsys, out, "--run", tmp_path / "nowhere", "--train", "nowhere")
+    array = refuse(capsys, out, "--run", AHMED / "ahmed25", "--train", "ahmed25", "--pressure", "q")
+    assert "body.vtp, variable q: not in the file; cell arrays are: nut p U" in array
+
+
+def test_command_ends_with_status_2(tmp_path):
+    command = [sys.executable, "-m", "data.aero.build", "--run", str(tmp_path), "--train", tmp_path.name]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "a")], cwd=root, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "params.json: no such file" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_partial_official_split_counts_what_is_there(layout, tmp_path, capsys):
+    command = ["--drivaerml", str(layout), "--split", "official", "--partial", "--out", str(tmp_path / "a.zarr")]
+    assert build.main(command) == 0
+    assert "train 3, valid 0, test 0 of 3 runs" in capsys.readouterr().out
+
+
+def test_an_archive_is_never_overwritten(archive, capsys):
+    before = json.loads((archive / "zarr.json").read_text())
+    assert build.main(["--synthetic", "--runs", "3", "--cells", "100", "--out", str(archive)]) == 2
+    assert "already exists" in capsys.readouterr().err and json.loads((archive / "zarr.json").read_text()) == before
+
+
+def test_parameters_must_agree_with_the_solver(tmp_path):
+    ahmed_copy(tmp_path, "body.vtp", "params.json", "coefficient.dat.gz")
+    given = json.loads((tmp_path / "params.json").read_text())
+    (tmp_path / "params.json").write_text(json.dumps(given | {"Aref": 0.2}))
+    with pytest.raises(InputError, match="variable Aref: 0.112032 m2, but params.json says 0.2"):
+        plain.read_run(tmp_path)
+    del given["U"]
+    (tmp_path / "params.json").write_text(json.dumps(given))
+    with pytest.raises(InputError, match="params.json, variable U"):
+        plain.read_run(tmp_path)
+
+
+def test_coefficients_may_be_plain_text(tmp_path):
+    ahmed_copy(tmp_path, "body.vtp", "params.json")
+    text = gzip.decompress((AHMED / "ahmed25" / "coefficient.dat.gz").read_bytes())
+    (tmp_path / "coefficient.dat").write_bytes(text)
+    assert plain.read_run(tmp_path).attrs["Cd"] == 0.300982225
