@@ -31,7 +31,7 @@ CHANNELS = {
         Channel("refc", "dBZ", "composite radar reflectivity", RADAR_FLOOR),
         Channel("refb", "dBZ", "base radar reflectivity", RADAR_FLOOR),
         Channel("glm", "count", "lightning events per cell and step", 0.0),
-        Channel("cth", "m", "cloud top height"),
+        Channel("cth", "m", "cloud top height, 0 where clear", 0.0),
         Channel("rain", "mm", "rain of the past hour", 0.0),
         *(abi_channel(band) for band in range(1, 17)),
     )

@@ -96,3 +96,13 @@ def cell_area(grid):
     lat_y, lat_x = np.gradient(lat, edge_order=2)
     lon_y, lon_x = np.gradient(lon, edge_order=2)
     return EARTH_RADIUS**2 * np.cos(lat) * np.abs(lat_y * lon_x - lat_x * lon_y)
+
+
+def cell_of(latitude, longitude, grid):
+    """Index of the cell (row * nx + column) that holds each point, int64; -1 outside. Only for a Lambert `Grid`."""
+    x, y = lambert_xy(latitude, longitude)
+    with np.errstate(invalid="ignore"):
+        col = np.floor((x - grid.x[0]) / grid.spacing + 0.5)
+        row = np.floor((y - grid.y[0]) / grid.spacing + 0.5)
+        inside = (row >= 0) & (row < len(grid.y)) & (col >= 0) & (col < len(grid.x))
+    return np.where(inside, row * len(grid.x) + col, -1).astype(np.int64)

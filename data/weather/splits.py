@@ -35,7 +35,7 @@ def longitude_splits(grid, longitude):
 
     Returns {"train": {"lon_max": ...}, "valid": {"lon_min": ...}}.
     """
-    degrees = GAP_KM / (KM_PER_DEGREE * np.cos(np.radians(np.abs(grid.latitude).max())))
+    degrees = gap_degrees(grid)
     west, east = grid.longitude.min(), grid.longitude.max()
     if not west < longitude < longitude + degrees < east:
         raise InputError(
@@ -43,6 +43,28 @@ def longitude_splits(grid, longitude):
             variable="longitude", remedy=f"Choose a longitude between {west:.2f} and {east - degrees:.2f}",
         )  # fmt: skip
     return {"train": {"lon_max": float(longitude)}, "valid": {"lon_min": float(longitude + degrees)}}
+
+
+def gap_degrees(grid):
+    """Degrees of longitude that are 200 km or more on every row of the grid."""
+    return float(GAP_KM / (KM_PER_DEGREE * np.cos(np.radians(np.abs(grid.latitude).max()))))
+
+
+def choose_splits(times, grid):
+    """Splits for who names none: 70, 15 and 15 % of the dates where they span ten days, else by longitude.
+
+    The longitude is 100 W where that leaves a fifth of the grid on both sides, else it gives three fifths to training.
+    """
+    times = np.sort(np.asarray(times, "datetime64[s]"))
+    cuts = [times[0] + (times[-1] - times[0]) * share // 100 for share in (70, 85)]
+    if times[-1] - times[0] >= np.timedelta64(10, "D"):
+        spans = (times[0], cuts[0]), (cuts[0] + APART, cuts[1]), (cuts[1] + APART, times[-1])
+        if all(((times >= first) & (times <= last)).any() for first, last in spans):
+            return date_splits(*spans)
+    gap, west, east = gap_degrees(grid), grid.longitude.min(), grid.longitude.max()
+    fifth = (east - west) / 5
+    central = west + fifth <= -100.0 <= east - gap - fifth
+    return longitude_splits(grid, -100.0 if central else west + 0.6 * (east - west - gap))
 
 
 def times_in(split, times):
