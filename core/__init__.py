@@ -1,0 +1,25 @@
+"""Domain parallelism: tensors cut over many devices that compute as if they were whole."""
+
+from core.dispatch import Plan, op, set_fallback
+from core.errors import InputError, MissingShardPatch, ShardingError, UndeterminedShardingError
+from core.mesh import DistributedManager, make_mesh
+from core.shard_tensor import ShardTensor, TensorPromotionMode, scatter_tensor
+from core.spec import ShardTensorSpec, make_spec
+from core import ops  # noqa: F401  (the rules)
+
+__all__ = [
+    "DistributedManager",
+    "InputError",
+    "MissingShardPatch",
+    "Plan",
+    "ShardTensor",
+    "ShardTensorSpec",
+    "ShardingError",
+    "TensorPromotionMode",
+    "UndeterminedShardingError",
+    "make_mesh",
+    "make_spec",
+    "op",
+    "scatter_tensor",
+    "set_fallback",
+]

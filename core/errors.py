@@ -1,4 +1,7 @@
-"""Errors that a person can act on: what is wrong, in which file and variable, and what to do about it."""
+"""Errors that a person can act on: what is wrong, where, and what to do about it.
+
+None of them is a TypeError or a NotImplementedError: Python's operators swallow those and report something else.
+"""
 
 
 class InputError(Exception):
@@ -20,3 +23,21 @@ class InputError(Exception):
 
 def _rebuild(problem, keys):
     return InputError(problem, **keys)
+
+
+class ShardingError(RuntimeError):
+    """An operation that cannot be done on shards; raised on every rank alike, before any communication."""
+
+    def __init__(self, problem, *, op=None, operands=None, remedy=None):
+        text = f"{op}: {problem}" if op else str(problem)
+        if operands:
+            text += " on " + ", ".join(map(str, operands))
+        super().__init__(f"{text}. {remedy}" if remedy else text)
+
+
+class MissingShardPatch(ShardingError):
+    """No rule computes this operation on shards with these arguments."""
+
+
+class UndeterminedShardingError(ShardingError):
+    """Placements, sizes and shapes that contradict each other or leave the cut open."""

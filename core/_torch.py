@@ -1,0 +1,43 @@
+"""Every name of torch that is private, in one place, so that a new torch is checked by one test file."""
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+NoTorchFunction = torch._C.DisableTorchFunctionSubclass
+make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+wire = torch.ops._c10d_functional
+
+
+def keeps_graph():
+    """Whether the running backward pass was asked to retain its graph."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def group_name(group):
+    """The registered name by which functional collectives find a process group."""
+    return group.group_name
+
+
+def dtensor_from_local(local, mesh, placements, shape, stride):
+    """A DTensor over ``local`` without communication or autograd, for splits that torch.chunk would give."""
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
+
+
+def wait(tensor):
+    """The plain tensor behind a functional collective's result."""
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+__all__ = [
+    "AsyncCollectiveTensor",
+    "NoTorchFunction",
+    "dtensor_from_local",
+    "group_name",
+    "is_traceable_wrapper_subclass",
+    "keeps_graph",
+    "make_wrapper_subclass",
+    "wait",
+    "wire",
+]

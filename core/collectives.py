@@ -1,0 +1,320 @@
+"""Every wire operation, on plain tensors, differentiable.
+
+The one gradient rule: the ranks together compute ONE objective, the sum of what each rank's graph holds. A value that
+is equal on all ranks therefore has a gradient that is a pending sum over the ranks, and the backward of each
+collective is its exact transpose: an all-reduce for an all-reduce, a reduce-scatter for a gather, the reverse
+exchange for an exchange. ``core.dispatch`` translates between this rule and finished gradients.
+
+All of it is built from four functional collectives, which gloo and NCCL run alike and torch.compile can trace.
+Extents of all ranks are known from metadata, so whether a message is sent is decided alike on every rank.
+"""
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch.autograd import Function
+
+from core._torch import group_name, wire
+from core.debug import record
+
+
+class Group(NamedTuple):
+    """A process group as functional collectives want it: registered name, number of ranks, own position."""
+
+    name: str
+    size: int
+    rank: int
+
+
+_groups: dict = {}
+
+
+def axis_group(mesh, axis) -> Group:
+    """The group of this rank along one axis of a mesh."""
+    key = (id(mesh), axis)
+    if key not in _groups:
+        group = mesh.get_group(axis)
+        _groups[key] = (mesh, Group(group_name(group), mesh.size(axis), mesh.get_local_rank(axis)))
+    return _groups[key][1]
+
+
+# -- the wire: no autograd, contiguous buffers only (gloo reads strided memory wrongly) ---------------------------
+def send_all_reduce(x, group, op="sum"):
+    if group.size == 1 or x.numel() == 0:
+        return x
+    record("all_reduce", x.numel() * x.element_size() * 2 * (group.size - 1) // group.size)
+    return wire.wait_tensor(wire.all_reduce(x.contiguous(), op, group.name))
+
+
+def _send_all_gather(x, group):
+    """Equal blocks of every rank, stacked along dim 0."""
+    record("all_gather", x.numel() * x.element_size() * (group.size - 1))
+    return wire.wait_tensor(wire.all_gather_into_tensor(x.contiguous(), group.size, group.name))
+
+
+def _send_reduce_scatter(x, group):
+    record("reduce_scatter", x.numel() * x.element_size() * (group.size - 1) // group.size)
+    return wire.wait_tensor(wire.reduce_scatter_tensor(x.contiguous(), "sum", group.size, group.name))
+
+
+def _send_all_to_all(flat, out_splits, in_splits, group):
+    """Flat buffers cut by element counts per peer; a zero sends nothing."""
+    own = in_splits[group.rank]
+    record("all_to_all", (sum(in_splits) - own) * flat.element_size())
+    as_bytes = flat.dtype == torch.bool
+    flat = flat.view(torch.uint8) if as_bytes else flat
+    out = wire.wait_tensor(wire.all_to_all_single(flat.contiguous(), out_splits, in_splits, group.name))
+    return out.view(torch.bool) if as_bytes else out
+
+
+# -- gather and its transpose -------------------------------------------------------------------------------------
+def _pad_rows(x, dim, rows):
+    missing = rows - x.shape[dim]
+    if missing == 0:
+        return x
+    shape = list(x.shape)
+    shape[dim] = missing
+    return torch.cat([x, x.new_zeros(shape)], dim)
+
+
+def send_gather(x, dim, sizes, group):
+    """The whole along ``dim`` from parts of any extents."""
+    if group.size == 1:
+        return x
+    rows = max(sizes)
+    stacked = _send_all_gather(_pad_rows(x, dim, rows).unsqueeze(0), group)
+    return torch.cat([stacked[r].narrow(dim, 0, n) for r, n in enumerate(sizes)], dim)
+
+
+def send_reduce_scatter(x, dim, sizes, group):
+    """This rank's rows of the sum over ranks."""
+    if group.size == 1:
+        return x
+    rows = max(sizes)
+    parts = torch.stack([_pad_rows(p, dim, rows) for p in x.split(list(sizes), dim)])
+    return _send_reduce_scatter(parts, group)[0].narrow(dim, 0, sizes[group.rank])
+
+
+# -- exchange of row ranges: halos, shifts, new cuts ----------------------------------------------------------------
+class _Segments(NamedTuple):
+    """Who sends which rows to whom: (source, destination, first row in the source, rows, first row at destination)."""
+
+    table: tuple
+
+    def sent(self, rank):
+        return [s for s in self.table if s[0] == rank and s[1] != rank]
+
+    def received(self, rank):
+        return [s for s in self.table if s[1] == rank and s[0] != rank]
+
+    def kept(self, rank):
+        return [s for s in self.table if s[0] == rank and s[1] == rank]
+
+    def travel(self):
+        return any(s[0] != s[1] for s in self.table)
+
+
+def _segments(sizes, wanted):
+    offsets, table = (0, *accumulate(sizes)), []
+    for destination, ranges in enumerate(wanted):
+        at = 0
+        for start, stop in ranges:
+            for source in range(len(sizes)):
+                low, high = max(start, offsets[source]), min(stop, offsets[source + 1])
+                if low < high:
+                    table.append((source, destination, low - offsets[source], high - low, at + low - start))
+            at += max(stop - start, 0)
+    table.sort(key=lambda s: (s[0], s[1], s[4]))
+    return _Segments(tuple(table))
+
+
+def _splits(segments, peer_of, group, unit):
+    counts = [0] * group.size
+    for s in segments:
+        counts[peer_of(s)] += s[3] * unit
+    return counts
+
+
+def _move_rows(x, segments, group, rows):
+    """Rows first: gathers the rows that each peer wants, trades them, lays out what came."""
+    out = x.new_empty((rows, *x.shape[1:]))
+    for _, _, start, n, at in segments.kept(group.rank):
+        out[at : at + n] = x[start : start + n]
+    if segments.travel():
+        unit = out[:1].numel() if rows else x[:1].numel() if x.shape[0] else out.new_empty((1, *x.shape[1:])).numel()
+        sent, received = segments.sent(group.rank), segments.received(group.rank)
+        flat = torch.cat([x[start : start + n].reshape(-1) for _, _, start, n, _ in sent] or [x.new_empty(0)])
+        got = _send_all_to_all(
+            flat, _splits(received, lambda s: s[0], group, unit), _splits(sent, lambda s: s[1], group, unit), group
+        )
+        at_flat = 0
+        for _, _, _, n, at in received:
+            out[at : at + n] = got[at_flat : at_flat + n * unit].view(n, *x.shape[1:])
+            at_flat += n * unit
+    return out
+
+
+def _return_rows(grad, segments, group, rows):
+    """Transpose of :func:`_move_rows`: sends the gradient of each row home and adds up there."""
+    out = grad.new_zeros((rows, *grad.shape[1:]))
+    for _, _, start, n, at in segments.kept(group.rank):
+        out[start : start + n] += grad[at : at + n]
+    if segments.travel():
+        unit = out.new_empty((1, *grad.shape[1:])).numel()
+        sent, received = segments.received(group.rank), segments.sent(group.rank)
+        flat = torch.cat([grad[at : at + n].reshape(-1) for _, _, _, n, at in sent] or [grad.new_empty(0)])
+        got = _send_all_to_all(
+            flat, _splits(received, lambda s: s[1], group, unit), _splits(sent, lambda s: s[0], group, unit), group
+        )
+        at_flat = 0
+        for _, _, start, n, _ in received:
+            out[start : start + n] += got[at_flat : at_flat + n * unit].view(n, *grad.shape[1:])
+            at_flat += n * unit
+    return out
+
+
+def send_exchange(x, dim, sizes, wanted, group):
+    segments = _segments(sizes, wanted)
+    rows = sum(max(b - a, 0) for a, b in wanted[group.rank])
+    return _move_rows(x.movedim(dim, 0), segments, group, rows).movedim(0, dim)
+
+
+def send_all_to_all(x, cut_dim, join_dim, cut_sizes, join_sizes, group):
+    """From a tensor whole along ``cut_dim`` and cut along ``join_dim`` to the opposite."""
+    if group.size == 1:
+        return x
+    parts = x.split(list(cut_sizes), cut_dim)
+    flat = torch.cat([p.reshape(-1) for p in parts])
+    shapes = []
+    for n in join_sizes:
+        shape = list(x.shape)
+        shape[cut_dim], shape[join_dim] = cut_sizes[group.rank], n
+        shapes.append(torch.Size(shape))
+    counts = [s.numel() for s in shapes]
+    got = _send_all_to_all(flat, counts, [p.numel() for p in parts], group).split(counts)
+    return torch.cat([g.view(s) for g, s in zip(got, shapes)], join_dim)
+
+
+# -- differentiable forms -------------------------------------------------------------------------------------------
+class _AllReduce(Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return send_all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return all_reduce(grad, ctx.group), None
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx, x, dim, sizes, group):
+        ctx.call = dim, sizes, group
+        return send_gather(x, dim, sizes, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return reduce_scatter(grad, *ctx.call), None, None, None
+
+
+class _ReduceScatter(Function):
+    @staticmethod
+    def forward(ctx, x, dim, sizes, group):
+        ctx.call = dim, sizes, group
+        return send_reduce_scatter(x, dim, sizes, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return gather(grad, *ctx.call), None, None, None
+
+
+class _Exchange(Function):
+    @staticmethod
+    def forward(ctx, x, dim, sizes, wanted, group):
+        ctx.call = dim, sizes, wanted, group
+        return send_exchange(x, dim, sizes, wanted, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _ExchangeBack.apply(grad, *ctx.call), None, None, None, None
+
+
+class _ExchangeBack(Function):
+    @staticmethod
+    def forward(ctx, grad, dim, sizes, wanted, group):
+        ctx.call = dim, sizes, wanted, group
+        rows = _return_rows(grad.movedim(dim, 0), _segments(sizes, wanted), group, sizes[group.rank])
+        return rows.movedim(0, dim)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _Exchange.apply(grad, *ctx.call), None, None, None, None
+
+
+class _AllToAll(Function):
+    @staticmethod
+    def forward(ctx, x, cut_dim, join_dim, cut_sizes, join_sizes, group):
+        ctx.call = join_dim, cut_dim, join_sizes, cut_sizes, group
+        return send_all_to_all(x, cut_dim, join_dim, cut_sizes, join_sizes, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _AllToAll.apply(grad, *ctx.call), None, None, None, None, None
+
+
+def all_reduce(x, group):
+    """Sum over the ranks of ``group``, on all of them. Backward: the same sum of the gradients."""
+    return _AllReduce.apply(x, group) if group.size > 1 else x
+
+
+def gather(x, dim, sizes, group):
+    """The whole along ``dim``; ``sizes`` are the extents of all ranks. Backward: reduce-scatter."""
+    return _Gather.apply(x, dim, sizes, group) if group.size > 1 else x
+
+
+def reduce_scatter(x, dim, sizes, group):
+    """Own rows of the sum over ranks. Backward: gather."""
+    return _ReduceScatter.apply(x, dim, sizes, group) if group.size > 1 else x
+
+
+def exchange(x, dim, sizes, wanted, group):
+    """Rows of other ranks: ``wanted[rank]`` lists half-open global ranges along ``dim``, laid end to end.
+
+    Halos of any width (several hops if shards are narrow), circular shifts and new cuts are all of this form.
+    Backward: every row's gradient goes home and is added to the owner's.
+    """
+    return _Exchange.apply(x, dim, tuple(sizes), tuple(tuple(w) for w in wanted), group)
+
+
+def all_to_all(x, cut_dim, join_dim, cut_sizes, join_sizes, group):
+    """Moves the cut from ``join_dim`` (extents ``join_sizes``) to ``cut_dim`` (extents ``cut_sizes``)."""
+    if group.size == 1:
+        return x
+    return _AllToAll.apply(x, cut_dim, join_dim, tuple(cut_sizes), tuple(join_sizes), group)
+
+
+class _Shift(Function):
+    @staticmethod
+    def forward(ctx, flat, counts, step, group):
+        ctx.call = counts, step, group
+        return _send_shift(flat, counts, step, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        counts, step, group = ctx.call
+        moved = tuple(counts[(r - step) % group.size] for r in range(group.size))
+        return _Shift.apply(grad, moved, -step, group), None, None, None
+
+
+def _send_shift(flat, counts, step, group):
+    out_splits, in_splits = [0] * group.size, [0] * group.size
+    in_splits[(group.rank + step) % group.size] = counts[group.rank]
+    out_splits[(group.rank - step) % group.size] = counts[(group.rank - step) % group.size]
+    return _send_all_to_all(flat, out_splits, in_splits, group)
+
+
+def ring_shift(flat, counts, step, group):
+    """One step around the ring: a flat buffer goes to rank + ``step``; ``counts`` are the lengths held by all ranks."""
+    return _Shift.apply(flat, tuple(counts), step, group) if group.size > 1 else flat

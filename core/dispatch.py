@@ -1,0 +1,469 @@
+"""The one registry and the one decorator: from an operation on ShardTensors to the same operation on their parts.
+
+A *rule* is pure metadata: it gets the arguments of the operation with every tensor replaced by its spec and returns a
+:class:`Plan`, which says how each tensor must be cut, how the results are cut, and which computation of plain tensors
+makes them. Plans are cached by the specs, so a rule runs once for each kind of call.
+
+Where an operation is caught is a detail of its key: a function (``F.conv2d``) is caught above autograd and its
+computation, collectives included, is differentiated on plain local tensors; an aten overload is caught below
+autograd, where values are global and torch's own derivative applies.
+"""
+
+import math
+import warnings
+from typing import Any, Callable, NamedTuple
+
+import torch
+from torch.autograd import Function
+from torch.autograd.graph import get_gradient_edge
+from torch.distributed.tensor import DTensor
+
+from core import collectives as c
+from core._torch import NoTorchFunction, keeps_graph
+from core.errors import MissingShardPatch, ShardingError
+from core.redistribute import move
+from core.shard_tensor import ShardTensor, check_promotion, cotangent_spec, local_cotangent, promote
+from core.spec import ShardTensorSpec
+
+
+class Plan(NamedTuple):
+    """What to do for one kind of call.
+
+    Attributes:
+        inputs: wanted spec of every tensor argument, in the order of the arguments.
+        outputs: spec of the result, or a tuple of them; None for a result that is no tensor. A Partial spec is
+            summed before anybody sees it.
+        local: computation on the local tensors, called as the operation is; None: the operation itself.
+    """
+
+    inputs: tuple
+    outputs: Any
+    local: Callable | None = None
+
+
+RULES: dict[Any, Callable] = {}
+HANDLERS: dict[Any, Callable] = {}
+_plans: dict[Any, Plan] = {}
+
+
+def op(*functions, pending=False):
+    """Registers a rule ``rule(func, *args, **kwargs) -> Plan`` for functions or aten overloads (or whole packets).
+
+    ``pending=True``: the rule also accepts Partial specs; otherwise pending sums are finished first.
+    """
+
+    def register(rule):
+        rule.pending = pending
+        for f in functions:
+            RULES[f] = rule
+        return rule
+
+    return register
+
+
+def tensors_in(args, kwargs=None):
+    """All specs among (nested) arguments, in order."""
+    found = []
+    for a in (*args, *(kwargs or {}).values()):
+        if isinstance(a, ShardTensorSpec):
+            found.append(a)
+        elif isinstance(a, (list, tuple)):
+            found.extend(tensors_in(a))
+    return tuple(found)
+
+
+# -- arguments ------------------------------------------------------------------------------------------------------
+def _scan(args, tensors):
+    """Hashable description of the arguments; collects their tensors in order."""
+    key = []
+    for a in args:
+        if isinstance(a, ShardTensor):
+            tensors.append(a)
+            key.append(a._spec)
+        elif isinstance(a, torch.Tensor):
+            tensors.append(a)
+            key.append(a.shape)
+        elif type(a) is list or type(a) is tuple:
+            key.append(_scan(a, tensors))
+        else:
+            key.append((type(a), a))
+    return tuple(key)
+
+
+def _fill(args, values):
+    """The arguments with their tensors replaced by the next ones of an iterator."""
+    return [
+        next(values) if isinstance(a, torch.Tensor) else type(a)(_fill(a, values)) if type(a) in (list, tuple) else a
+        for a in args
+    ]
+
+
+def _call(function, args, kwargs, values):
+    values = iter(values)
+    args = _fill(args, values)
+    if kwargs:
+        kwargs = dict(zip(kwargs, _fill(kwargs.values(), values)))
+    return function(*args, **kwargs)
+
+
+def _mesh_of(tensors):
+    mesh = None
+    for t in tensors:
+        if isinstance(t, ShardTensor):
+            if mesh is not None and t._spec.mesh is not mesh and t._spec.mesh != mesh:
+                raise ShardingError("operands live on different meshes", operands=[x._spec for x in _shards(tensors)])
+            mesh = t._spec.mesh
+    return mesh
+
+
+def _shards(tensors):
+    return [t for t in tensors if isinstance(t, ShardTensor)]
+
+
+def _spec_of(tensor, mesh):
+    if isinstance(tensor, ShardTensor):
+        return tensor._spec
+    n = mesh.ndim
+    return ShardTensorSpec(mesh, _shards_none(n), tensor.shape, (None,) * n)
+
+
+def _shards_none(n):
+    from core.spec import REPLICATE
+
+    return (REPLICATE,) * n
+
+
+def _plan(rule, func, args, kwargs, tensors, key):
+    try:
+        plan = _plans.get(key)
+    except TypeError:  # symbolic sizes and the like
+        plan, key = None, None
+    if plan is None:
+        mesh = _mesh_of(tensors)
+        specs = [_spec_of(t, mesh) for t in tensors]
+        plan = _call(lambda *a, **k: rule(func, *a, **k), args, kwargs, specs)
+        if key is not None:
+            _plans[key] = plan
+    return plan
+
+
+# -- above autograd -------------------------------------------------------------------------------------------------
+# Functions that look at the identity of tensors: their plain arguments must not be replaced by promoted ones.
+_IDENTITY = {
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+    torch.Tensor.retain_grad,
+    torch.Tensor.requires_grad_,
+    torch.Tensor.grad.__get__,
+    torch.Tensor.grad.__set__,
+    torch.Tensor.data.__set__,
+    torch.Tensor.grad_fn.__get__,
+    torch.Tensor.requires_grad.__get__,
+    torch.Tensor.requires_grad.__set__,
+    torch.Tensor.shape.__get__,
+    torch.Tensor.dtype.__get__,
+    torch.Tensor.device.__get__,
+    torch.Tensor.ndim.__get__,
+    torch.Tensor.is_leaf.__get__,
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.numel,
+    torch.Tensor.stride,
+    torch.Tensor.is_contiguous,
+    torch.Tensor.is_floating_point,
+}
+
+
+def above(func, types, args, kwargs):
+    """``__torch_function__``: operations with a rule above autograd; all others go on, with plain operands promoted."""
+    if func in _IDENTITY:
+        with NoTorchFunction():
+            return func(*args, **kwargs)
+    if func in _ENGINE:
+        return _ENGINE[func](*args, **kwargs)
+    handler = HANDLERS.get(func) or (HANDLERS and HANDLERS.get(str(func)))
+    if handler:
+        return handler(func, types, args, kwargs)
+    tensors = []
+    rule = RULES.get(func)
+    key = (func, _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
+    if any(isinstance(t, DTensor) for t in tensors):
+        return _with_dtensors(func, args, kwargs, tensors)
+    if rule is not None:
+        return _run_above(rule, func, args, kwargs, tensors, key)
+    plain = [t for t in tensors if not isinstance(t, ShardTensor)]
+    with NoTorchFunction():
+        if any(_needs_promotion(t) for t in plain):
+            mesh = _mesh_of(tensors)
+            values = [promote(t, mesh) if _needs_promotion(t) else t for t in tensors]
+            out = _call(func, args, kwargs, values)
+        else:
+            out = func(*args, **kwargs)
+        return _all_shards(out, tensors)
+
+
+# -- the autograd engine ------------------------------------------------------------------------------------------
+# Gradient edges instead of tensors: a backward pass may recompute a checkpointed forward, so it must run with
+# ``__torch_function__`` switched on, and edges have none of their own.
+def _edges(tensors):
+    return [get_gradient_edge(t) if isinstance(t, ShardTensor) else t for t in tensors]
+
+
+def _seeds(outputs, grads):
+    grads = [None] * len(outputs) if grads is None else grads
+    grads = [grads] if isinstance(grads, torch.Tensor) else grads
+    return [torch.ones_like(o) if g is None and o.numel() == 1 else g for o, g in zip(outputs, grads)]
+
+
+def _grad(outputs, inputs, grad_outputs=None, *, materialize_grads=False, allow_unused=None, **kwargs):
+    allow_unused = bool(allow_unused or materialize_grads)
+    seeds = _seeds(outputs, grad_outputs)
+    found = torch.autograd.grad(_edges(outputs), _edges(inputs), seeds, allow_unused=allow_unused, **kwargs)
+    if materialize_grads:
+        found = tuple(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found))
+    return found
+
+
+def _backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None):
+    inputs = _edges(inputs) if inputs is not None else None
+    torch.autograd.backward(_edges(tensors), _seeds(tensors, grad_tensors), retain_graph, create_graph, inputs=inputs)
+
+
+_ENGINE = {torch.autograd.grad: _grad, torch.autograd.backward: _backward}
+
+
+def _needs_promotion(tensor):
+    """Plain operands get their gradient finished by a node of their own; those without gradient go as they are."""
+    if isinstance(tensor, ShardTensor):
+        return False
+    check_promotion(tensor)
+    return tensor.requires_grad and torch.is_grad_enabled()
+
+
+def _all_shards(out, tensors):
+    """Below autograd a sum over all axes is a plain tensor; for the user it is a ShardTensor again."""
+    if isinstance(out, torch.Tensor):
+        return out if isinstance(out, (ShardTensor, DTensor)) or out.is_sparse else promote(out, _mesh_of(tensors))
+    if type(out) in (tuple, list):
+        return type(out)([_all_shards(o, tensors) for o in out])
+    return out
+
+
+def _with_dtensors(func, args, kwargs, tensors):
+    """DTensors of the same mesh become ShardTensors; those of another mesh (weights cut over ``tp``) take the
+    ShardTensors inside replicated DTensors, so that each mesh sees its own kind."""
+    mesh = _mesh_of(tensors)
+    others = [t.device_mesh for t in tensors if isinstance(t, DTensor) and t.device_mesh != mesh]
+    if not others:
+        values = [promote(t, mesh) if isinstance(t, DTensor) else t for t in tensors]
+    else:
+        n = others[0].ndim
+        values = [t if isinstance(t, DTensor) else DTensor.from_local(t, others[0], _shards_none(n)) for t in tensors]
+    return _call(func, args, kwargs, values)
+
+
+def _run_above(rule, func, args, kwargs, tensors, key):
+    values = [t if isinstance(t, ShardTensor) else _checked(t) for t in tensors]
+    if not rule.pending and any(t._spec.is_partial() for t in values if isinstance(t, ShardTensor)):
+        values = [t.redistribute_to(t._spec.finished()) if isinstance(t, ShardTensor) else t for t in values]
+        return _call(func, args, kwargs, values)
+    plan = _plan(rule, func, args, kwargs, tensors, key)
+    values = [_placed(t, spec) for t, spec in zip(values, plan.inputs)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in values):
+        outs = _Region.apply(plan, func, args, kwargs, *values)
+    else:
+        with NoTorchFunction():
+            outs = _call(plan.local or func, args, kwargs, [_local(t) for t in values])
+        outs = _wrapped(outs, plan.outputs)
+    if isinstance(outs, tuple):
+        return tuple(_finished(o) for o in outs)
+    return _finished(outs)
+
+
+def _checked(tensor):
+    check_promotion(tensor)
+    return tensor
+
+
+def _placed(tensor, spec):
+    if isinstance(tensor, ShardTensor):
+        return tensor.redistribute_to(spec)
+    if spec.is_replicated():
+        return tensor
+    return promote(tensor, spec.mesh).redistribute_to(spec)
+
+
+def _local(tensor):
+    return tensor._local_tensor if isinstance(tensor, ShardTensor) else tensor
+
+
+def _wrapped(out, spec):
+    if isinstance(out, torch.Tensor):
+        return ShardTensor(out, spec) if spec is not None else out
+    if isinstance(out, (tuple, list)):
+        specs = spec if isinstance(spec, (tuple, list)) else [spec] * len(out)
+        return tuple(_wrapped(o, s) for o, s in zip(out, specs))
+    return out
+
+
+def _finished(out):
+    if isinstance(out, ShardTensor) and out._spec.is_partial():
+        return out.redistribute_to(out._spec.finished())
+    return out
+
+
+class _Region(Function):
+    """One node of the global graph around a piece of local graph: forward and backward run on plain local tensors."""
+
+    @staticmethod
+    def forward(ctx, plan, func, args, kwargs, *tensors):
+        with torch.enable_grad(), NoTorchFunction():
+            inner = [_local(t).detach().requires_grad_(t.requires_grad) for t in tensors]
+            outs = _call(plan.local or func, args, kwargs, inner)
+        ctx.specs = [t._spec if isinstance(t, ShardTensor) else None for t in tensors]
+        ctx.plan, ctx.inner, ctx.outs = plan, inner, outs if isinstance(outs, tuple) else (outs,)
+        ctx.set_materialize_grads(False)
+        return _wrapped(_detached(outs), plan.outputs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        specs = ctx.plan.outputs if isinstance(ctx.plan.outputs, tuple) else (ctx.plan.outputs,)
+        live = [(o, s, g) for o, s, g in zip(ctx.outs, specs, grads) if g is not None and o.requires_grad]
+        wanted = [i for i, t in enumerate(ctx.inner) if t.requires_grad and ctx.needs_input_grad[i + 4]]
+        results = [None] * len(ctx.inner)
+        if live and wanted:
+            inner = torch.autograd.grad(
+                [o for o, _, _ in live],
+                [ctx.inner[i] for i in wanted],
+                [local_cotangent(g, s) for _, s, g in live],
+                allow_unused=True,
+                retain_graph=keeps_graph(),
+            )
+            mesh_spec = specs[0]
+            for i, g in zip(wanted, inner):
+                results[i] = _global_gradient(g, ctx.inner[i], ctx.specs[i], mesh_spec)
+        return None, None, None, None, *results
+
+
+def _global_gradient(grad, value, spec, any_spec):
+    """The gradient of the global value from the local one; that of a plain tensor is summed over the mesh here."""
+    if spec is not None:
+        return ShardTensor(grad, cotangent_spec(spec)) if grad is not None else None
+    grad = torch.zeros_like(value) if grad is None else grad
+    for axis in range(any_spec.mesh.ndim):
+        grad = c.send_all_reduce(grad, c.axis_group(any_spec.mesh, axis))
+    return grad
+
+
+def _detached(outs):
+    if isinstance(outs, tuple):
+        return tuple(o.detach() if isinstance(o, torch.Tensor) else o for o in outs)
+    return outs.detach()
+
+
+# -- below autograd -------------------------------------------------------------------------------------------------
+def below(func, types, args, kwargs):
+    """``__torch_dispatch__``: values are global; plain tensors are replicated values."""
+    handler = HANDLERS.get(func)
+    if handler:
+        return handler(func, types, args, kwargs)
+    tensors = []
+    key = (func, _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
+    rule = RULES.get(func) or RULES.get(func.overloadpacket)
+    if rule is None:
+        rule = RULES["pointwise"] if torch.Tag.pointwise in func.tags else None
+    if rule is None:
+        return _fallback(func, args, kwargs, tensors)
+    if not rule.pending and any(t._spec.is_partial() for t in tensors if isinstance(t, ShardTensor)):
+        tensors = [_finish_below(t) for t in tensors]
+        return _call(func, args, kwargs, tensors)
+    plan = _plan(rule, func, args, kwargs, tensors, key)
+    if plan is None:
+        return _fallback(func, args, kwargs, tensors)
+    locals_ = [_move_below(t, spec) for t, spec in zip(tensors, plan.inputs)]
+    out = _call(plan.local or func, args, kwargs, locals_)
+    mutated = _mutated(func)
+    if mutated:
+        return args[0]
+    return _wrap_below(out, plan.outputs)
+
+
+def _finish_below(t):
+    if isinstance(t, ShardTensor) and t._spec.is_partial():
+        spec = t._spec.finished()
+        return ShardTensor(move(t._local_tensor, t._spec, spec), spec)
+    return t
+
+
+def _move_below(t, spec):
+    if isinstance(t, ShardTensor):
+        if t._spec is spec:
+            return t._local_tensor
+        return move(t._local_tensor, t._spec, spec)
+    if spec is None or spec.is_replicated():
+        return t
+    return move(t, spec.replicated(), spec)
+
+
+def _wrap_below(out, spec):
+    if isinstance(out, torch.Tensor):
+        return ShardTensor(out, spec) if spec is not None else out
+    if isinstance(out, (tuple, list)):
+        specs = spec if isinstance(spec, (tuple, list)) else [spec] * len(out)
+        return type(out)([_wrap_below(o, s) for o, s in zip(out, specs)])
+    return out
+
+
+_mutates: dict = {}
+
+
+def _mutated(func):
+    if func not in _mutates:
+        first = func._schema.arguments[0] if func._schema.arguments else None
+        _mutates[func] = bool(first and first.alias_info and first.alias_info.is_write)
+    return _mutates[func]
+
+
+# -- fallback -------------------------------------------------------------------------------------------------------
+_fallback_mode = "warn"
+_warned: set = set()
+
+
+def set_fallback(mode):
+    """What an operation without a rule does: ``"warn"`` (gather, compute, cut again, one warning an operation and
+    shape), ``"silent"``, or ``"error"``."""
+    global _fallback_mode
+    if mode not in ("warn", "silent", "error"):
+        raise ShardingError(f"unknown fallback mode {mode!r}", remedy="Use 'warn', 'silent' or 'error'.")
+    _fallback_mode = mode
+
+
+def _fallback(func, args, kwargs, tensors):
+    specs = [t._spec for t in _shards(tensors)]
+    nbytes = sum(math.prod(t.shape) * t.element_size() for t in _shards(tensors) if not t._spec.is_replicated())
+    if _fallback_mode == "error":
+        raise MissingShardPatch("no sharding rule", op=str(func), operands=specs, remedy="Register one with core.op.")
+    if _fallback_mode == "warn" and nbytes and (func, tuple(specs)) not in _warned:
+        _warned.add((func, tuple(specs)))
+        warnings.warn(f"{func} has no sharding rule: gathers {nbytes:,} bytes on every rank", stacklevel=3)
+    whole = [
+        move(t._local_tensor, t._spec, t._spec.replicated()) if isinstance(t, ShardTensor) else t for t in tensors
+    ]
+    out = _call(func, args, kwargs, whole)
+    if _mutated(func):
+        first = args[0]
+        first._local_tensor.copy_(move(whole[0], first._spec.replicated(), first._spec))
+        return first
+    return _recut(out, specs[0])
+
+
+def _recut(out, like):
+    """Results of the operand's shape are cut as the operand, others stay whole."""
+    if isinstance(out, torch.Tensor):
+        spec = like.finished() if out.shape == like.shape else like.replicated()._new(
+            like.replicated().placements, (None,) * like.mesh.ndim, out.shape
+        )
+        return ShardTensor(move(out, spec.replicated(), spec), spec)
+    if isinstance(out, (tuple, list)):
+        return type(out)([_recut(o, like) for o in out])
+    return out

@@ -1,0 +1,33 @@
+"""New tensors shaped like old ones, and copies: the cut is kept and nothing is sent."""
+
+import torch
+
+from core.dispatch import Plan, op
+
+aten = torch.ops.aten
+
+
+@op(aten.detach, aten.alias, aten.clone, aten._to_copy, aten.lift_fresh, aten.positive, pending=True)
+def copy(func, x, *args, **kwargs):
+    return Plan((x,), x)
+
+
+@op(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, pending=True)
+def like(func, x, *args, **kwargs):
+    return Plan((x,), x.finished())
+
+
+@op(aten.new_zeros, aten.new_ones, aten.new_empty, aten.new_full)
+def new(func, x, size, *args, **kwargs):
+    """A tensor of any shape is whole on every rank; of the operand's shape, cut as the operand."""
+    if tuple(size) == tuple(x.shape):
+        return Plan((x,), x, lambda t, size, *a, **k: func(t, t.shape, *a, **k))
+    whole = x.replicated()._new(x.replicated().placements, (None,) * x.mesh.ndim, size)
+    return Plan((x,), whole)
+
+
+@op(aten.copy_)
+def copy_(func, target, source, *args, **kwargs):
+    from core.ops.pointwise import operand
+
+    return Plan((target, operand(source, target)), target)

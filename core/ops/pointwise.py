@@ -1,0 +1,88 @@
+"""Pointwise operations: no communication, except to bring operands that are cut differently to one cut.
+
+The rule of alignment: axis by axis the result is cut as the largest operand that this axis cuts along a dim of full
+extent (the first of equals); the others follow. In-place operations keep the cut of their target.
+"""
+
+import torch
+from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
+
+from core.dispatch import Plan, op, tensors_in
+from core.spec import PARTIAL, REPLICATE
+
+aten = torch.ops.aten
+
+# Linear in all tensor operands together: pending sums may stay pending.
+_SUMS = {aten.add.Tensor, aten.sub.Tensor, aten.add_.Tensor, aten.sub_.Tensor}
+# Linear in the first operand alone (and, for products, in the second alone).
+_SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default}
+
+
+@op("pointwise", pending=True)
+def pointwise(func, *args, **kwargs):
+    specs = tensors_in(args, kwargs)
+    target = specs[0] if _in_place(func) else meet(specs)
+    target = _settle_pending(func, args, specs, target)
+    return Plan(tuple(operand(s, target, func) for s in specs), target)
+
+
+def _in_place(func):
+    first = func._schema.arguments[0].alias_info
+    return bool(first and first.is_write)
+
+
+def meet(specs):
+    """The cut of a broadcast result of several operands."""
+    shape = torch.broadcast_shapes(*(s.shape for s in specs))
+    n, mesh = len(shape), specs[0].mesh
+    placements, sizes, taken = [], [], set()
+    by_size = sorted(specs, key=lambda s: -s.shape.numel())
+    for axis in range(mesh.ndim):
+        choice = (REPLICATE, None)
+        for s in by_size:
+            p = s.placements[axis]
+            if not isinstance(p, Shard):
+                continue
+            dim = p.dim + n - s.ndim
+            if s.shape[p.dim] == shape[dim] and dim not in taken:
+                choice = (Shard(dim), s.sizes[axis])
+                taken.add(dim)
+                break
+        placements.append(choice[0])
+        sizes.append(choice[1])
+    return specs[0]._new(placements, sizes, shape)
+
+
+def operand(spec, target, func=None):
+    """How an operand must be cut to meet a result cut as ``target``."""
+    placements, sizes = [], []
+    for axis, (p, extents) in enumerate(zip(target.placements, target.sizes)):
+        if isinstance(p, Shard):
+            dim = p.dim - target.ndim + spec.ndim
+            if dim < 0 or spec.shape[dim] != target.shape[p.dim]:
+                p, extents = REPLICATE, None
+            else:
+                p = Shard(dim)
+        elif isinstance(p, Partial) and func in _SCALES and isinstance(spec.placements[axis], Replicate):
+            p = REPLICATE
+        placements.append(p)
+        sizes.append(extents)
+    return spec._new(placements, sizes)
+
+
+def _settle_pending(func, args, specs, target):
+    """On axes where a pending sum meets no cut, it stays pending if the operation is linear in it."""
+    for axis, p in enumerate(target.placements):
+        pending = [isinstance(s.placements[axis], Partial) for s in specs]
+        if not any(pending) or isinstance(p, Shard):
+            continue
+        if func in _SUMS:
+            stays = len(specs) == 2
+        elif func in _SCALES:
+            stays = sum(pending) == 1 and not (pending[-1] and len(specs) > 1 and func is aten.div.Tensor)
+        else:
+            stays = False
+        if _in_place(func):
+            continue
+        target = target.with_axis(axis, PARTIAL if stays else REPLICATE)
+    return target

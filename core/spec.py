@@ -1,0 +1,261 @@
+"""How a tensor is cut: mesh, placements, global shape and the extent that every rank holds. Pure metadata.
+
+A spec holds no tensor and never communicates. It is immutable and hashable, so it keys the cache of plans and the
+guards of ``torch.compile``. The words: *axis* is a mesh axis, *dim* a tensor dimension, ``sizes[axis]`` the extents
+along the dim that this axis cuts, one per rank of the axis (``None`` where the axis cuts nothing).
+"""
+
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
+
+from core.errors import UndeterminedShardingError
+
+REPLICATE = Replicate()
+PARTIAL = Partial()
+
+
+class ShardTensorSpec:
+    """Frozen description of a sharded tensor.
+
+    Args:
+        mesh: device mesh, one or two axes.
+        placements: one of ``Shard(dim)``, ``Replicate()``, ``Partial()`` (a pending sum) per axis.
+        shape: global shape.
+        sizes: per axis the extents along its sharded dim, one per rank; ``None`` for axes that do not cut.
+        stride: global stride; contiguous when left out.
+    """
+
+    __slots__ = ("mesh", "placements", "shape", "sizes", "stride", "_key", "_hash", "_restrided")
+
+    def __init__(self, mesh, placements, shape, sizes, stride=None):
+        set_ = object.__setattr__
+        set_(self, "mesh", mesh)
+        set_(self, "placements", tuple(placements))
+        set_(self, "shape", torch.Size(shape))
+        set_(self, "sizes", tuple(sizes))
+        set_(self, "stride", tuple(stride) if stride is not None else contiguous_stride(self.shape))
+        set_(self, "_key", (self.mesh, self.placements, tuple(self.shape), self.sizes, self.stride))
+        set_(self, "_hash", None)
+        set_(self, "_restrided", None)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"a ShardTensorSpec is frozen; make a new one to change {name}")
+
+    def __eq__(self, other):
+        return self is other or (isinstance(other, ShardTensorSpec) and self._key == other._key)
+
+    def __hash__(self):
+        if self._hash is None:
+            object.__setattr__(self, "_hash", hash(self._key))
+        return self._hash
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        return ShardTensorSpec, (self.mesh, self.placements, self.shape, self.sizes, self.stride)
+
+    def __repr__(self):
+        cuts = ", ".join(_placement_text(p, s) for p, s in zip(self.placements, self.sizes))
+        return f"ShardTensorSpec(shape={tuple(self.shape)}, [{cuts}], mesh={tuple(self.mesh.shape)})"
+
+    # -- what is where ------------------------------------------------------------------------------------------
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+    @property
+    def device_mesh(self):
+        return self.mesh
+
+    def axis_of(self, dim):
+        """The axis that cuts ``dim``, or None."""
+        dim = dim % max(self.ndim, 1)
+        for axis, p in enumerate(self.placements):
+            if isinstance(p, Shard) and p.dim == dim:
+                return axis
+        return None
+
+    def cuts(self):
+        """Pairs (axis, dim) of all sharded dims."""
+        return [(axis, p.dim) for axis, p in enumerate(self.placements) if isinstance(p, Shard)]
+
+    def is_sharded(self):
+        return any(isinstance(p, Shard) for p in self.placements)
+
+    def is_partial(self):
+        return any(isinstance(p, Partial) for p in self.placements)
+
+    def is_replicated(self):
+        return all(isinstance(p, Replicate) for p in self.placements)
+
+    def offsets(self, axis):
+        """First global index of every rank of ``axis`` and, last, the global extent."""
+        return (0, *accumulate(self.sizes[axis]))
+
+    def local_range(self, dim, coordinate=None):
+        """Half-open global index range of ``dim`` on this rank (or at ``coordinate``)."""
+        axis = self.axis_of(dim)
+        if axis is None:
+            return 0, self.shape[dim]
+        at = (coordinate or self.coordinate())[axis]
+        start = sum(self.sizes[axis][:at])
+        return start, start + self.sizes[axis][at]
+
+    def coordinate(self):
+        return tuple(self.mesh.get_coordinate())
+
+    def local_shape(self, coordinate=None):
+        coordinate = coordinate or self.coordinate()
+        shape = list(self.shape)
+        for axis, dim in self.cuts():
+            shape[dim] = self.sizes[axis][coordinate[axis]]
+        return torch.Size(shape)
+
+    @property
+    def _sharding_shapes(self):
+        """Per sharded axis the local shapes of all its ranks, the others as on this rank."""
+        here, table = self.local_shape(), {}
+        for axis, dim in self.cuts():
+            table[axis] = tuple(torch.Size([*here[:dim], n, *here[dim + 1 :]]) for n in self.sizes[axis])
+        return table
+
+    # -- specs made from this one -------------------------------------------------------------------------------
+    def _new(self, placements, sizes, shape=None, stride=None):
+        return ShardTensorSpec(self.mesh, placements, self.shape if shape is None else shape, sizes, stride)
+
+    def with_axis(self, axis, placement, sizes=None):
+        """The same tensor with another placement on one axis; ``Shard`` without sizes takes torch.chunk's."""
+        placements, all_sizes = list(self.placements), list(self.sizes)
+        if isinstance(placement, Shard):
+            placement = Shard(placement.dim % self.ndim)
+            sizes = sizes if sizes is not None else chunk_sizes(self.shape[placement.dim], self.mesh.size(axis))
+        placements[axis], all_sizes[axis] = placement, (tuple(sizes) if sizes is not None else None)
+        return self._new(placements, all_sizes)
+
+    def replicated(self):
+        """The same tensor, whole on every rank."""
+        if self.is_replicated():
+            return self
+        n = len(self.placements)
+        return self._new((REPLICATE,) * n, (None,) * n)
+
+    def finished(self):
+        """The same tensor with every pending sum carried out."""
+        if not self.is_partial():
+            return self
+        return self._new([REPLICATE if isinstance(p, Partial) else p for p in self.placements], self.sizes)
+
+    def whole(self, *dims):
+        """The same tensor with ``dims`` uncut."""
+        out = self
+        for dim in dims:
+            axis = out.axis_of(dim) if out.ndim else None
+            if axis is not None:
+                out = out.with_axis(axis, REPLICATE)
+        return out
+
+    def reshaped(self, shape, dims, sizes=None):
+        """Spec of an output: global ``shape``, each cut dim moved to ``dims[dim]`` (None: replicated there).
+
+        ``sizes`` maps an axis to new extents where they change.
+        """
+        placements, out_sizes = [], []
+        for axis, (p, s) in enumerate(zip(self.placements, self.sizes)):
+            to = dims.get(p.dim) if isinstance(p, Shard) else None
+            if isinstance(p, Shard) and to is None:
+                p, s = REPLICATE, None
+            elif isinstance(p, Shard):
+                p, s = Shard(to), tuple((sizes or {}).get(axis, s))
+            placements.append(p)
+            out_sizes.append(s)
+        return self._new(placements, out_sizes, shape)
+
+    def restrided(self, local):
+        """This spec with the memory order of ``local``."""
+        if local.is_contiguous():
+            stride = contiguous_stride(self.shape)
+        else:
+            order = sorted(range(self.ndim), key=lambda d: (-local.stride(d), d))
+            stride, step = [0] * self.ndim, 1
+            for d in reversed(order):
+                stride[d] = step
+                step *= max(self.shape[d], 1)
+        stride = tuple(stride)
+        if stride == self.stride:
+            return self
+        if self._restrided is None:
+            object.__setattr__(self, "_restrided", {})
+        if stride not in self._restrided:
+            self._restrided[stride] = self._new(self.placements, self.sizes, stride=stride)
+        return self._restrided[stride]
+
+
+def _placement_text(placement, sizes):
+    return f"Shard({placement.dim}) {list(sizes)}" if sizes is not None else type(placement).__name__
+
+
+@lru_cache(maxsize=4096)
+def _contiguous_stride(shape):
+    stride, step = [], 1
+    for n in reversed(shape):
+        stride.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(stride))
+
+
+def contiguous_stride(shape):
+    try:
+        return _contiguous_stride(tuple(shape))
+    except TypeError:  # symbolic sizes are not hashable
+        return _contiguous_stride.__wrapped__(tuple(shape))
+
+
+@lru_cache(maxsize=4096)
+def chunk_sizes(extent, ranks):
+    """Extents of ``torch.chunk``: ceil(extent / ranks) each until nothing is left; the last ranks may hold none."""
+    step = -(-extent // ranks)
+    return tuple(max(0, min(step, extent - i * step)) for i in range(ranks))
+
+
+def make_spec(mesh: DeviceMesh, placements, shape, sizes=None, stride=None):
+    """A spec after checking that it makes sense; ``sizes`` maps an axis to extents, torch.chunk's where missing.
+
+    Raises:
+        UndeterminedShardingError: wrong number of placements, a dim out of range or cut twice, or extents that do
+            not add up to the global shape.
+    """
+    shape, sizes = torch.Size(shape), dict(sizes or {})
+    if isinstance(placements, Placement):
+        placements = (placements,)
+    placements = list(placements)
+    if len(placements) != mesh.ndim:
+        raise UndeterminedShardingError(
+            f"{len(placements)} placements for a mesh of {mesh.ndim} axes", remedy="Give one placement per mesh axis."
+        )
+    table, seen = [], set()
+    for axis, p in enumerate(placements):
+        if not isinstance(p, Shard):
+            table.append(None)
+            continue
+        if not -len(shape) <= p.dim < len(shape):
+            raise UndeterminedShardingError(f"Shard({p.dim}) of a tensor of shape {tuple(shape)}")
+        dim = p.dim % len(shape)
+        if dim in seen:
+            raise UndeterminedShardingError(f"dim {dim} is cut by two axes", remedy="Cut two different dims.")
+        seen.add(dim)
+        placements[axis] = Shard(dim)
+        extents = tuple(int(n) for n in sizes.get(axis) or chunk_sizes(shape[dim], mesh.size(axis)))
+        if len(extents) != mesh.size(axis) or sum(extents) != shape[dim] or min(extents, default=0) < 0:
+            raise UndeterminedShardingError(
+                f"extents {extents} of axis {axis} ({mesh.size(axis)} ranks) do not add up to {shape[dim]} along dim {dim}"
+            )
+        table.append(extents)
+    return ShardTensorSpec(mesh, placements, shape, table, stride)

@@ -1,0 +1,121 @@
+"""Four worker processes, started once a session, on which every distributed case runs.
+
+Each worker holds the meshes that the cases need. A case is an importable function ``case(meshes, *args)`` that every
+worker calls; it asserts in place. A case that fails or takes too long poisons the pool: the workers are killed and the
+next case starts new ones, so that a hang is a failure of one case and not of the session.
+"""
+
+import multiprocessing as mp
+import os
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+
+WORLD = 4
+
+
+class CaseFailed(AssertionError):
+    pass
+
+
+def _serve(rank, store, pipe):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
+    meshes = make_meshes()
+    while True:
+        task = pipe.recv()
+        if task is None:
+            break
+        function, args = task
+        try:
+            torch.manual_seed(0)
+            pipe.send((True, function(meshes, *args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+def make_meshes():
+    """Domain axes of 1, 2 (two groups), 3 (one rank idle) and 4 ranks, and a cut along two axes."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    one = init_device_mesh("cpu", (4, 1), mesh_dim_names=("ddp", "domain"))
+    two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ddp", "domain"))
+    return {
+        "1": one["domain"],
+        "2": two["domain"],
+        "3": DeviceMesh("cpu", torch.arange(3), mesh_dim_names=("domain",)),
+        "4": init_device_mesh("cpu", (4,), mesh_dim_names=("domain",)),
+        "2x2": init_device_mesh("cpu", (2, 2), mesh_dim_names=("domain_h", "domain_w")),
+        "ddp x domain": two,
+        "domain x tp": init_device_mesh("cpu", (2, 2), mesh_dim_names=("domain", "tp")),
+    }
+
+
+class Pool:
+    def __init__(self):
+        self._workers = []
+
+    def _start(self):
+        self._folder = tempfile.TemporaryDirectory()
+        context = mp.get_context("spawn")
+        for rank in range(WORLD):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, f"{self._folder.name}/store", there), daemon=True)
+            process.start()
+            there.close()
+            self._workers.append((process, here))
+
+    def run(self, function, *args, timeout=60):
+        """Calls ``function(meshes, *args)`` on every worker; the results by rank."""
+        fresh = not self._workers
+        if fresh:
+            self._start()
+        for _, pipe in self._workers:
+            pipe.send((function, args))
+        deadline = time.monotonic() + timeout + (60 if fresh else 0)
+        results, failures = {}, []
+        while len(results) < WORLD:
+            for rank, (process, pipe) in enumerate(self._workers):
+                if rank in results:
+                    continue
+                if pipe.poll(0.002):
+                    ok, value = self._receive(pipe)
+                    results[rank] = value
+                    if not ok:
+                        failures.append(f"rank {rank}:\n{value}")
+                        deadline = min(deadline, time.monotonic() + 3)
+                elif not process.is_alive():
+                    results[rank] = None
+                    failures.append(f"rank {rank} died with exit code {process.exitcode}")
+                    deadline = min(deadline, time.monotonic() + 3)
+            if time.monotonic() > deadline:
+                failures.append(f"no answer within {timeout} s from ranks {[r for r in range(WORLD) if r not in results]}")
+                break
+        if failures:
+            self.close(kill=True)
+            raise CaseFailed("\n".join(failures))
+        return [results[r] for r in range(WORLD)]
+
+    @staticmethod
+    def _receive(pipe):
+        try:
+            return pipe.recv()
+        except EOFError:
+            return False, "closed its pipe"
+
+    def close(self, kill=False):
+        for process, pipe in self._workers:
+            if kill:
+                process.kill()
+            else:
+                pipe.send(None)
+        for process, _ in self._workers:
+            process.join(20)
+        self._workers = []
