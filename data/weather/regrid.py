@@ -25,11 +25,13 @@ class CellMean:
                              f"{grid.spacing / 1e3:g} km", remedy="Choose a coarser resolution")  # fmt: skip
         self.shape, self.cell_area = grid.shape, cell_area(grid)
         source, target = [], []
-        for rows in np.array_split(np.arange(len(latitude)), max(1, len(latitude) // 250)):  # bounds the memory
-            cell = cell_of(*np.meshgrid(latitude[rows], longitude, indexing="ij"), grid).ravel()
-            inside = np.flatnonzero(cell >= 0)
-            source.append((inside + rows[0] * len(longitude)).astype(np.int32))
-            target.append(cell[inside].astype(np.int32))
+        cols = _within(longitude, grid.longitude)
+        rows = _within(latitude, grid.latitude)
+        for some in np.array_split(rows, max(1, len(rows) // 250)):  # bounds the memory
+            cell = cell_of(*np.meshgrid(latitude[some], longitude[cols], indexing="ij"), grid)
+            point = some[:, None] * len(longitude) + cols
+            source.append(point[cell >= 0].astype(np.int32))
+            target.append(cell[cell >= 0].astype(np.int32))
         self.source, self.target = np.concatenate(source), np.concatenate(target)
         area = EARTH_RADIUS**2 * np.abs(step.prod()) * np.cos(np.radians(latitude))
         self.area = np.repeat(area.astype(np.float32), len(longitude))[self.source]
@@ -45,3 +47,8 @@ class CellMean:
 
     def _sum(self, weights):
         return np.bincount(self.target, weights, minlength=self.cell_area.size).reshape(self.shape)
+
+
+def _within(axis, of_grid, margin=0.5):
+    """Indices of the axis within the range of the grid's own coordinate, degrees."""
+    return np.flatnonzero((axis >= of_grid.min() - margin) & (axis <= of_grid.max() + margin))

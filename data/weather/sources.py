@@ -147,7 +147,7 @@ class Lightning(Source):
         if self.stamps.size == 0:
             best = f"{max(covered.values()):.0%}"
             raise InputError(f"files cover at most {best} of a step, {coverage:.0%} is asked", file=folder,
-                             variable="glm", remedy="Add the missing 20-second files, or lower --glm-coverage")  # fmt: skip
+                             variable="glm", remedy="Add the missing files, or lower --glm-coverage")  # fmt: skip
 
     def _around(self, time):
         """Files that may hold events of the step that ends at ``time``."""
@@ -191,7 +191,7 @@ def _round(times, step):
 
 
 def regular(stamps, step):
-    """``stamps`` with every step between them, so that gaps show as missing frames; over a day, a new sequence starts."""
+    """``stamps`` and every step between them: gaps show as missing frames, but over a day a new sequence starts."""
     stamps = np.unique(stamps)
     breaks = np.flatnonzero(np.diff(stamps) > np.timedelta64(24, "h")) + 1
     return np.concatenate([np.arange(part[0], part[-1] + step, step) for part in np.split(stamps, breaks)])
