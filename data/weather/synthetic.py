@@ -29,7 +29,7 @@ class Storms:
     spacing: int = 4
     start: str = "2021-05-20T18:00"
     seed: int = 0
-    density: float = 2e-4  # cells alive per km2
+    density: float = 2.2e-4  # cells born per km2 in 1.4 h
     missing: float = 0.03  # share of scans of a channel that never came
     hole: bool = True  # a disc that no radar sees
 
@@ -75,18 +75,18 @@ class _Sky:
         self.x, self.y = grid.x / 1e3, grid.y / 1e3  # km
         hours = frames * 600 / 3600
         self.wind = rng.uniform(6, 11), rng.uniform(-4, 4)  # m/s, steering wind
-        self.shear = rng.normal(0, 1.0e-5, (2, 2))  # 1/s, its change over the map
-        margin, early, life = 150.0, 5.0, 1.4  # km, h, h
+        self.shear = rng.normal(0, 2.5, (2, 2)) / (500 * np.ptp(self.x))  # 1/s: 2.5 m/s from centre to edge
+        margin, early = 150.0, 5.0  # km, h: room and time for cells to come in
         width, height = np.ptp(self.x) + 2 * margin, np.ptp(self.y) + 2 * margin
-        n = rng.poisson(density * width * height * (hours + early) / life)
+        n = rng.poisson(density * width * height * (hours + early) / 1.4)
         home = rng.integers(max(3, n // 25), size=n)  # cells come in clusters, as storms do
         self.birth = rng.uniform(-early, hours, n) * 3600
         self.x0 = rng.uniform(self.x[0] - margin, self.x[-1] + margin, n)[home] + rng.normal(0, 45, n)
         self.y0 = rng.uniform(self.y[0] - margin, self.y[-1] + margin, n)[home] + rng.normal(0, 45, n)
-        broad = rng.random(n) < 0.07  # wide, weak, long-lived rain among the cores
+        broad = rng.random(n) < 0.045  # wide, weak, long-lived rain among the cores
         strong = rng.random(n)  # strong cores are also wider and live longer
-        self.life = np.where(broad, 4.0, 0.3 + 0.6 * strong) * rng.gamma(5, 1 / 5, n) * 3600 + 900  # s
-        self.radius = np.where(broad, 36.0, 4.5 + 4.5 * strong) * rng.lognormal(0, 0.3, n)  # km
+        self.life = np.where(broad, 5.0, 0.3 + 0.5 * strong) * rng.gamma(5, 1 / 5, n) * 3600 + 900  # s
+        self.radius = np.where(broad, 45.0, 3.5 + 4.0 * strong) * rng.lognormal(0, 0.3, n)  # km
         self.peak = np.where(broad, 22 + 14 * strong, 38 + 34 * strong)  # dB above the floor
         self.drift = rng.normal(0, 1.5, (n, 2))  # m/s, each cell's own way
         self.stretch = rng.uniform(1.0, 2.2, n)
@@ -139,7 +139,7 @@ def _observe(rng, grid, time, rain, anvil, names):
     warm = 303 - 0.7 * (grid.latitude - 38.5) + 4 * np.clip(sun, 0, 1)
     top = 245 - 0.75 * np.clip(rain, 0, 60)  # the taller the core, the colder its top
     views = {
-        "refc": np.where(wet < 5, RADAR_FLOOR, wet + rng.normal(0, 1.0, wet.shape)),
+        "refc": np.where(wet < 5, RADAR_FLOOR, wet + rng.normal(0, 1.5, wet.shape)),
         "bt13": warm + anvil * (top - warm) + rng.normal(0, 0.3, wet.shape),
         "c02": np.clip(sun, 0, None) * (0.08 + 0.77 * anvil) + rng.normal(0, 0.003, wet.shape),
         "glm": rng.poisson(0.3 * np.clip(wet - 30, 0, None) ** 1.5).astype(float),
