@@ -63,7 +63,7 @@ def ahmed(tmp_path_factory):
 @pytest.fixture(scope="session")
 def layout(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drivaerml")
-    write_drivaerml(folder, runs=3, seed=4, cells=700)
+    write_drivaerml(folder, runs=3, seed=4, cells=500)
     return folder
 
 
@@ -188,18 +188,18 @@ def test_distance_equals_vtk():
 
 
 def test_synthetic_forces_are_exact_and_the_mesh_tends_to_them():
-    for number in (1, 4, 6):
+    for number in (1, 6):
         shape = sample_shape(0, number)
         sums = exact_forces(shape)
-        np.testing.assert_allclose(sums, exact_forces(shape, order=140), atol=1e-6)
+        np.testing.assert_allclose(sums, exact_forces(shape, order=130), atol=1e-6)
         assert sums[0, 0] > 0.6 * sums[:2, 0].sum()
         errors = []
-        for cells in (1000, 4000, 16000):
+        for cells in (500, 4000):
             run = synthetic_run(0, number, cells)
             fields = [run.surface[name] for name in FIELDS]
             errors.append(coefficients(force_sums(*fields, rho=1.0, center=(0, 0, 0)), reference_of(run.attrs))["Cd"])
         errors = np.abs(np.array(errors) - run.attrs["Cd"])
-        assert errors[1] < 2e-3 and errors[2] < 3e-4
+        assert errors[1] < 1e-3 and errors[1] < errors[0] / 4
 
 
 def test_separation_and_base_pressure_move_with_the_slant():
@@ -329,8 +329,9 @@ def test_stl_ascii_with_solids_and_binary(tmp_path):
 
 def test_layout_and_direct_archive_hold_the_same(layout, tmp_path):
     splits = {"train": ["run_1", "run_3"], "valid": [], "test": ["run_2"]}
-    synthetic_archive(tmp_path / "direct.zarr", runs=3, seed=4, cells=700, volume=True, splits=splits)
+    synthetic_archive(tmp_path / "direct.zarr", runs=3, seed=4, cells=500, volume=True, splits=splits)
     command = ["--drivaerml", str(layout), "--volume", "--seed", "4", "--train", "1", "run_3", "--test", "2"]
+    command += ["--force-tolerance", "0.05"]
     assert build.main([*command, "--out", str(tmp_path / "files.zarr")]) == 0
     direct, files = AeroReader(tmp_path / "direct.zarr"), AeroReader(tmp_path / "files.zarr")
     assert direct.splits == files.splits == splits
@@ -377,7 +378,7 @@ def test_parts_of_a_volume_ask_to_be_joined(layout, tmp_path):
 
 def test_volume_reader_takes_cell_data(layout):
     cells, fields = read_volume(layout / "run_1" / "volume_1.vtu", DRIVAERML)
-    assert len(cells) == len(fields["pressure"]) == len(fields["velocity"]) > 4000
+    assert len(cells) == len(fields["pressure"]) == len(fields["velocity"]) > 3000
 
 
 # Splits
@@ -481,6 +482,7 @@ def test_rows_are_shuffled_and_cell_id_leads_back(ahmed):
     np.testing.assert_array_equal(reader.read("ahmed25/surface", "shear", ALL), fields["shear"][cell])
     centers = area_vectors(mesh)[1]
     np.testing.assert_array_equal(reader.read("ahmed25/surface", "position", ALL), centers[cell].astype(np.float32))
+    assert reader.read("ahmed25/surface", "position", (slice(7, 7), slice(None))).shape == (0, 3)
     part = reader.read("ahmed25/surface", "position", (slice(0, 2000),))
     assert np.abs(part.mean(0) - centers.mean(0)).max() < 0.03, "any range of rows is a fair sample"
 
@@ -525,7 +527,7 @@ def test_archive_needs_no_vtk(tmp_path):
 def refuse(capsys, folder, *command):
     """The message of a command that must end with status 2 and leave ``folder`` empty."""
     assert build.main([*map(str, command), "--out", str(folder / "out.zarr")]) == 2
-    assert list(folder.iterdir()) == []
+    assert list(folder.iterdir()) == []  # no partial output, no temporary name
     return capsys.readouterr().err
 
 
@@ -535,15 +537,20 @@ def test_bad_input_leaves_a_message_status_2_and_nothing_else(layout, tmp_path, 
     shutil.copytree(layout, source)
     message = refuse(capsys, out, "--drivaerml", source, "--train", "1", "--valid", "2", "--test", "7", "8")
     assert "2 of 4 runs are not there: run_7 run_8" in message
-    assert "481 of 484 runs are not there: run_5 run_6" in refuse(capsys, out, "--drivaerml", source, "--split", "official")
+    assert "481 of 484 runs are not there: run_5 run_6" in refuse(
+        capsys, out, "--drivaerml", source, "--split", "official"
+    )
     assert "no split of the runs run_1 run_2 run_3" in refuse(capsys, out, "--drivaerml", source)
     assert "run_1 is in train and in test" in refuse(capsys, out, "--drivaerml", source, "--train", "1", "--test", "1")
     cut(source / "run_3" / "boundary_3.vtp")
-    message = refuse(capsys, out, "--drivaerml", source, "--train", "1", "2", "--test", "3")
+    message = refuse(capsys, out, "--drivaerml", source, "--train", "3")
     assert "boundary_3.vtp: cut short" in message and "Fetch the file again" in message
     assert "nowhere: no such folder" in refuse(capsys, out, "--run", tmp_path / "nowhere", "--train", "nowhere")
-    array = refuse(capsys, out, "--run", AHMED / "ahmed25", "--train", "ahmed25", "--pressure", "q")
-    assert "body.vtp, variable q: not in the file; cell arrays are: nut p U" in array
+    ahmed = ["--run", AHMED / "ahmed25", "--train", "ahmed25"]
+    message = refuse(capsys, out, *ahmed, "--pressure", "q")
+    assert "body.vtp, variable q: not in the file; cell arrays are: nut p U" in message
+    message = refuse(capsys, out, *ahmed, "--pressure", "nut")
+    assert "variable Cd: the cells integrate to 0.04016, but 0.30098 is stated" in message
 
 
 def test_command_ends_with_status_2(tmp_path):
@@ -556,7 +563,17 @@ def test_command_ends_with_status_2(tmp_path):
 
 
 def test_partial_official_split_counts_what_is_there(layout, tmp_path, capsys):
-    command = ["--drivaerml", str(layout), "--split", "official", "--partial", "--out", str(tmp_path / "a.zarr")]
+    command = [
+        "--drivaerml",
+        str(layout),
+        "--split",
+        "official",
+        "--partial",
+        "--force-tolerance",
+        "1",
+        "--out",
+        str(tmp_path / "a.zarr"),
+    ]
     assert build.main(command) == 0
     assert "train 3, valid 0, test 0 of 3 runs" in capsys.readouterr().out
 

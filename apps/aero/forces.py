@@ -5,8 +5,8 @@
 
 Signs (derived in data.aero.loads.force_sums): with outward normals n and OpenFOAM's wall shear stress tau,
 F = rho sum (-p n - tau) A; with the winding of a DrivAerML file, whose area vectors S point into the car, the same is
-F = rho sum (p S - tau |S|). Sources: OpenFOAM's forceCoeffs on two Ahmed bodies,
-which these functions reproduce to 1e-6, and the force tables of DrivAerML (arXiv 2408.11969v2).
+F = rho sum (p S - tau |S|). Sources: OpenFOAM's forceCoeffs on two Ahmed bodies, which these functions reproduce to
+1e-6, and the force tables of DrivAerML (arXiv 2408.11969v2).
 """
 
 from dataclasses import dataclass

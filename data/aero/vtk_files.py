@@ -1,7 +1,7 @@
-"""VTP, VTU (also gzipped) and STL through pyvista: native cells, cell data, the winding of the file.
+"""VTP, VTU (also gzipped) and STL through VTK: native cells, cell data, the winding of the file.
 
 Nothing here is interpolated, re-oriented or triangulated on reading: forces need the polygons that the solver used.
-Only commands that build or export import this module; pyvista itself is imported inside the functions.
+Only commands that build or export import this module; VTK itself is imported inside the functions.
 """
 
 import gzip
@@ -35,10 +35,8 @@ def read_surface(path, names):
             remedy="Export the surface as polygons only",
         )
     polygons = data.GetPolys()
-    return (
-        _cells(data, polygons.GetConnectivityArray(), polygons.GetOffsetsArray()),
-        {key: _array(data, names[key]) for key in ("pressure", "shear")},
-    )
+    mesh = _cells(data, polygons.GetConnectivityArray(), polygons.GetOffsetsArray(), path)
+    return mesh, _fields(data, names, ("pressure", "shear"))
 
 
 def read_volume(path, names):
@@ -48,10 +46,8 @@ def read_volume(path, names):
     """
     data = _read(path, [names["velocity"], names["pressure"]])
     cells = data.GetCells()
-    return (
-        _cells(data, cells.GetConnectivityArray(), cells.GetOffsetsArray()),
-        {key: _array(data, names[key]) for key in ("velocity", "pressure")},
-    )
+    mesh = _cells(data, cells.GetConnectivityArray(), cells.GetOffsetsArray(), path)
+    return mesh, _fields(data, names, ("velocity", "pressure"))
 
 
 def read_stl(path):
@@ -107,7 +103,9 @@ def _write(data, path):
     writer.SetDataModeToBinary()
     writer.SetCompressorTypeToNone()
     writer.SetHeaderTypeToUInt64()
-    writer.Write()
+    if not writer.Write():
+        temporary.unlink(missing_ok=True)
+        raise OSError(f"VTK could not write {path}")
     os.replace(temporary, path)
 
 
@@ -116,49 +114,65 @@ def _padded(mesh):
     return np.insert(mesh.connectivity, mesh.offsets[:-1], counts)
 
 
-def _cells(data, connectivity, offsets):
+def _cells(data, connectivity, offsets, path):
     from vtkmodules.util.numpy_support import vtk_to_numpy
 
-    return Polygons(vtk_to_numpy(data.GetPoints().GetData()), vtk_to_numpy(connectivity), vtk_to_numpy(offsets))
+    mesh = Polygons(vtk_to_numpy(data.GetPoints().GetData()), vtk_to_numpy(connectivity), vtk_to_numpy(offsets))
+    sound = np.all(np.diff(mesh.offsets) > 0) and mesh.offsets[-1] == len(mesh.connectivity)
+    if not sound or mesh.connectivity.min() < 0 or mesh.connectivity.max() >= len(mesh.points):
+        raise InputError("cells name points that do not exist", file=path, remedy="Fetch the file again")
+    return mesh
 
 
-def _array(data, name):
-    return np.asarray(data.cell_data[name], dtype=np.float32)
+def _fields(data, names, keys):
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
+    return {key: vtk_to_numpy(data.GetCellData().GetArray(names[key])).astype(np.float32) for key in keys}
 
 
 def _read(path, names):
-    """Mesh with the cell arrays ``names`` and no others."""
-    import pyvista
+    """VTK data set with the cell arrays ``names`` and no others."""
+    from vtkmodules import vtkIOXML
 
     with _plain(require(path)) as plain:
         _check_end(plain, path)
-        reader, errors = pyvista.get_reader(plain), []
-        reader.reader.AddObserver("ErrorEvent", lambda _object, _event: errors.append("VTK cannot read it"))
-        for name in names:
-            if name not in reader.cell_array_names:
-                where = "only on points" if name in reader.point_array_names else "not in the file"
-                raise InputError(
-                    f"{where}; cell arrays are: {' '.join(reader.cell_array_names) or 'none'}",
-                    file=path,
-                    variable=name,
-                    remedy="Export cell data, or name the array (--pressure, --shear, --velocity)",
-                )
-        reader.disable_all_point_arrays()
-        reader.disable_all_cell_arrays()
-        for name in names:
-            reader.enable_cell_array(name)
-        data = reader.read()
-    if errors or reader.reader.GetErrorCode() or not data.GetNumberOfCells():
-        raise InputError(errors[0] if errors else "VTK finds no cells in it", file=path, remedy="Fetch the file again")
+        kind = "PolyData" if plain.suffix == ".vtp" else "UnstructuredGrid"
+        reader, errors = getattr(vtkIOXML, f"vtkXML{kind}Reader")(file_name=str(plain)), []
+        reader.AddObserver("ErrorEvent", lambda _object, _event: errors.append("error"))
+        reader.UpdateInformation()
+        if errors or reader.GetErrorCode():
+            raise InputError(f"no VTK XML file of kind {kind}", file=path, remedy="Fetch the file again")
+        _select(reader, names, path)
+        reader.Update()
+        data = reader.GetOutput()
+    if errors or reader.GetErrorCode() or not data.GetNumberOfCells():
+        raise InputError("damaged, or without cells", file=path, remedy="Fetch the file again")
     for name in names:
-        if name not in data.cell_data:
+        array = data.GetCellData().GetArray(name)
+        if array is None or array.GetNumberOfTuples() != data.GetNumberOfCells():
             raise InputError(
-                "cannot be read: its length does not fit the mesh, or the file is damaged",
-                file=path,
-                variable=name,
-                remedy="Fetch the file again",
+                "its length does not fit the mesh", file=path, variable=name, remedy="Fetch the file again"
             )
     return data
+
+
+def _select(reader, names, path):
+    """Let the reader load only the cell arrays ``names``; InputError for one that is not there."""
+    cell = [reader.GetCellArrayName(k) for k in range(reader.GetNumberOfCellArrays())]
+    point = [reader.GetPointArrayName(k) for k in range(reader.GetNumberOfPointArrays())]
+    for name in names:
+        if name not in cell:
+            raise InputError(
+                f"{'only on points' if name in point else 'not in the file'}; "
+                f"cell arrays are: {' '.join(cell) or 'none'}",
+                file=path,
+                variable=name,
+                remedy="Export cell data, or name the array with --pressure, --shear, --velocity",
+            )
+    for name in cell:
+        reader.SetCellArrayStatus(name, name in names)
+    for name in point:
+        reader.SetPointArrayStatus(name, False)
 
 
 @contextmanager
