@@ -74,8 +74,8 @@ class _Sky:
     def __init__(self, rng, grid, frames, density):
         self.x, self.y = grid.x / 1e3, grid.y / 1e3  # km
         hours = frames * 600 / 3600
-        self.wind = rng.uniform(6, 11), rng.uniform(-4, 4)  # m/s, steering wind
-        self.shear = rng.normal(0, 2.5, (2, 2)) / (500 * np.ptp(self.x))  # 1/s: 2.5 m/s from centre to edge
+        wind = rng.uniform(6, 11), rng.uniform(-4, 4)  # m/s, steering wind
+        shear = rng.normal(0, 2.5, (2, 2)) / (500 * np.ptp(self.x))  # 1/s: 2.5 m/s from centre to edge
         margin, early = 150.0, 5.0  # km, h: room and time for cells to come in
         width, height = np.ptp(self.x) + 2 * margin, np.ptp(self.y) + 2 * margin
         n = rng.poisson(density * width * height * (hours + early) / 1.4)
@@ -88,17 +88,21 @@ class _Sky:
         self.life = np.where(broad, 5.0, 0.3 + 0.5 * strong) * rng.gamma(5, 1 / 5, n) * 3600 + 900  # s
         self.radius = np.where(broad, 45.0, 3.5 + 4.0 * strong) * rng.lognormal(0, 0.3, n)  # km
         self.peak = np.where(broad, 22 + 14 * strong, 38 + 34 * strong)  # dB above the floor
-        self.drift = rng.normal(0, 1.5, (n, 2))  # m/s, each cell's own way
+        away = 1e3 * np.stack([self.x0 - self.x.mean(), self.y0 - self.y.mean()])  # m from the centre
+        own = rng.normal(0, 1.5, (2, n))  # m/s, each cell's own way
+        self.vx, self.vy = np.array(wind)[:, None] + shear @ away + own
         self.stretch = rng.uniform(1.0, 2.2, n)
-        self.angle = np.arctan2(self.wind[1], self.wind[0]) + rng.normal(0.6, 0.4, n)
+        self.angle = np.arctan2(wind[1], wind[0]) + rng.normal(0.6, 0.4, n)
 
     def at(self, seconds):
         """Rain cores in dBZ above the floor, and anvil cover 0..1, both (y, x), at a time."""
         rain = np.zeros((len(self.y), len(self.x)))
         anvil = np.zeros_like(rain)
         age = (seconds - self.birth) / self.life
+        east = self.x0 + self.vx * (seconds - self.birth) / 1e3
+        north = self.y0 + self.vy * (seconds - self.birth) / 1e3
         for i in np.flatnonzero((age > 0) & (age < 1.6)):
-            x, y = self._place(i, seconds)
+            x, y = east[i], north[i]
             if age[i] < 1:
                 growth = np.sin(np.pi * age[i] ** 0.7) ** 0.8
                 reach = self.radius[i] * (0.7 + 0.5 * age[i])
@@ -107,12 +111,6 @@ class _Sky:
             ahead = 12.0 * self.life[i] * age[i] / 3600
             self._stamp(anvil, i, x + ahead, y, self.radius[i] * (1.2 + 0.9 * age[i]), cover, 1.3, _veil)
         return rain, anvil
-
-    def _place(self, i, seconds):
-        t = seconds - self.birth[i]
-        off = np.array([self.x0[i] - self.x.mean(), self.y0[i] - self.y.mean()]) * 1e3
-        vx, vy = self.wind + self.shear @ off + self.drift[i]
-        return self.x0[i] + vx * t / 1e3, self.y0[i] + vy * t / 1e3
 
     def _stamp(self, field, i, x, y, reach, height, stretch, join):
         """Join one elliptic bump into the part of the field that it reaches."""

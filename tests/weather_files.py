@@ -1,0 +1,123 @@
+"""Small weather files in the exact formats of the agencies, for what no real sample covers."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+DATA = Path(__file__).parent / "data"
+MRMS = sorted((DATA / "mrms").glob("*.grib2"))
+GLM_G16, GLM_G19 = sorted((DATA / "glm").glob("*.nc"))
+ABI = next((DATA / "abi").glob("*.nc"))
+STAGEIV = next((DATA / "stageiv").glob("*.nc"))
+
+
+def write_mrms(path, values, product=(209, 10, 0), north=40.995, west=262.005, step=0.01, time=None, south_first=False):
+    """A PNG-packed GRIB2 message like a real MRMS file: ``values`` (lat, lon), north first unless told otherwise."""
+    import eccodes
+
+    message = eccodes.codes_new_from_message(MRMS[0].read_bytes())
+    nj, ni = values.shape
+    south, east = north - step * (nj - 1), west + step * (ni - 1)
+    first, last = (south, north) if south_first else (north, south)
+    keys = dict(zip(("discipline", "parameterCategory", "parameterNumber"), product))
+    keys |= dict(Ni=ni, Nj=nj, jScansPositively=int(south_first), iDirectionIncrementInDegrees=step)
+    keys |= dict(latitudeOfFirstGridPointInDegrees=first, latitudeOfLastGridPointInDegrees=last)
+    keys |= dict(longitudeOfFirstGridPointInDegrees=west, longitudeOfLastGridPointInDegrees=east)
+    if time:
+        year, month, day, hour, minute, second = time
+        keys |= dict(year=year, month=month, day=day, hour=hour, minute=minute, second=second)
+    for key, value in keys.items():
+        eccodes.codes_set(message, key, value)
+    eccodes.codes_set_values(message, np.asarray(values, np.float64).ravel())
+    path.write_bytes(eccodes.codes_get_message(message))
+    eccodes.codes_release(message)
+    return path
+
+
+def write_mcmip(path, bands, flags=None, satellite="G16", longitude=-75.0, single=False, seconds=6.0e8):
+    """An ABI-L2-MCMIPC (or one-band CMIPC) file with the packing of NOAA: ``bands`` {13: uint16 counts (ny, nx)}.
+
+    The image is the north-west corner of the 2 km CONUS sector of GOES-East. Counts of 65535 are fill.
+    """
+    import netCDF4
+
+    scale = {2: (0.00031746, 0.0, "1"), 13: (0.06145332, 89.62, "K")}
+    with netCDF4.Dataset(path, "w") as file:
+        ny, nx = next(iter(bands.values())).shape
+        file.createDimension("y", ny)
+        file.createDimension("x", nx)
+        file.setncatts({
+            "platform_ID": satellite, "title": "ABI L2 Cloud and Moisture Imagery", "scene_id": "CONUS",
+            "time_coverage_start": "2019-01-05T22:38:00.0Z", "time_coverage_end": "2019-01-05T22:42:00.0Z",
+        })  # fmt: skip
+        for name, size, step, offset in (("y", ny, -5.6e-05, 0.128212), ("x", nx, 5.6e-05, -0.101332)):
+            axis = file.createVariable(name, "i2", (name,))
+            axis.setncatts({"scale_factor": np.float32(step), "add_offset": np.float32(offset), "units": "rad"})
+            axis.set_auto_maskandscale(False)
+            axis[:] = np.arange(size)
+        for band, counts in bands.items():
+            suffix = "" if single else f"_C{band:02d}"
+            factor, offset, units = scale[band]
+            field = file.createVariable(f"CMI{suffix}", "i2", ("y", "x"), fill_value=np.int16(-1), zlib=True)
+            field.set_auto_maskandscale(False)
+            field.setncatts({
+                "_Unsigned": "true", "valid_range": np.array([0, 4095], np.int16), "units": units,
+                "scale_factor": np.float32(factor), "add_offset": np.float32(offset),
+                "grid_mapping": "goes_imager_projection", "ancillary_variables": f"DQF{suffix}",
+            })  # fmt: skip
+            field[:] = counts.astype(np.uint16).view(np.int16)
+            flag = file.createVariable(f"DQF{suffix}", "i1", ("y", "x"), fill_value=np.int8(-1), zlib=True)
+            flag.set_auto_maskandscale(False)
+            flag.setncatts({"_Unsigned": "true", "flag_values": np.arange(5, dtype=np.int8)})
+            flag[:] = 0 if flags is None else flags
+            if single:
+                file.createDimension("band", 1)
+                file.createVariable("band_id", "i1", ("band",))[:] = band
+        file.createVariable("t", "f8", ())[...] = seconds
+        file["t"].units = "seconds since 2000-01-01 12:00:00"
+        file.createVariable("goes_imager_projection", "i4", ())
+        file["goes_imager_projection"].setncatts({
+            "grid_mapping_name": "geostationary", "perspective_point_height": 35786023.0,
+            "semi_major_axis": 6378137.0, "semi_minor_axis": 6356752.31414, "inverse_flattening": 298.2572221,
+            "latitude_of_projection_origin": 0.0, "longitude_of_projection_origin": longitude,
+            "sweep_angle_axis": "x",
+        })  # fmt: skip
+    return path
+
+
+EVENT_DIMS = {"number_of_events", "number_of_groups", "number_of_flashes"}
+
+
+def write_quiet_glm(path, source=GLM_G19):
+    """A GLM file like ``source`` in which no lightning happened: every event, group and flash dim has length 0."""
+    import netCDF4
+
+    with netCDF4.Dataset(source) as old, netCDF4.Dataset(path, "w") as new:
+        new.setncatts(old.__dict__)
+        for name, dim in old.dimensions.items():
+            new.createDimension(name, None if name in EVENT_DIMS else dim.size)
+        for name, variable in old.variables.items():
+            attrs = dict(variable.__dict__)
+            fill = attrs.pop("_FillValue", None)
+            copy = new.createVariable(name, variable.dtype, variable.dimensions, fill_value=fill)
+            copy.setncatts(attrs)
+            variable.set_auto_maskandscale(False)
+            copy.set_auto_maskandscale(False)
+            if not EVENT_DIMS & set(variable.dimensions):
+                copy[...] = variable[...]
+    return path
+
+
+def copy_to(folder, *files):
+    """Copies of files in a new folder."""
+    folder.mkdir()
+    for file in files:
+        shutil.copy(file, folder / file.name)
+    return folder
+
+
+def truncate(path, share=0.5):
+    """Cut a file short."""
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    return path
