@@ -174,11 +174,26 @@ _IDENTITY = {
 }
 
 
+_REQUIRES_GRAD = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}
+
+
+def _keep_cut(leaf):
+    """The gradient of a cut leaf arrives cut as the leaf, however the operations on the way left it."""
+    spec = leaf._spec
+    with NoTorchFunction():
+        if leaf.requires_grad and leaf.is_leaf and spec.is_sharded() and not getattr(leaf, "_keeps_cut", False):
+            leaf._keeps_cut = True
+            leaf.register_hook(lambda grad: grad.redistribute_to(spec) if isinstance(grad, ShardTensor) else grad)
+
+
 def above(func, types, args, kwargs):
     """``__torch_function__``: operations with a rule above autograd; all others go on, with plain operands promoted."""
     if func in _IDENTITY:
         with NoTorchFunction():
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+        if func in _REQUIRES_GRAD:
+            _keep_cut(args[0])
+        return out
     if func in _ENGINE:
         return _ENGINE[func](*args, **kwargs)
     handler = HANDLERS.get(func) or (HANDLERS and HANDLERS.get(str(func)))

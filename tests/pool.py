@@ -1,8 +1,8 @@
 """Four worker processes, started once a session, on which every distributed case runs.
 
 Each worker holds the meshes that the cases need. A case is an importable function ``case(meshes, *args)`` that every
-worker calls; it asserts in place. A case that fails or takes too long poisons the pool: the workers are killed and the
-next case starts new ones, so that a hang is a failure of one case and not of the session.
+worker calls; it asserts in place. A case in which a worker dies or does not answer poisons the pool: the workers are killed
+and the next case starts new ones, so that a hang is a failure of one case and not of the session.
 """
 
 import multiprocessing as mp
@@ -99,7 +99,8 @@ class Pool:
                 failures.append(f"no answer within {timeout} s from ranks {[r for r in range(WORLD) if r not in results]}")
                 break
         if failures:
-            self.close(kill=True)
+            if any(v is None for v in results.values()) or len(results) < WORLD:
+                self.close(kill=True)  # dead or stuck; workers that all answered can go on
             raise CaseFailed("\n".join(failures))
         return [results[r] for r in range(WORLD)]
 

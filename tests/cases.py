@@ -1,0 +1,157 @@
+"""The table of cases: an operation, its operands and how they are cut; every row runs on all meshes and splits.
+
+A row compares values and the gradients of all operands, cut and plain, with the same function on one process in fp64
+under a random cotangent, and the recorded cuts with the real local shapes. Each file ``cases_*.py`` adds its family.
+"""
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from core import ShardTensor, scatter_tensor
+from core.debug import trace
+from core.spec import chunk_sizes
+
+TABLE: dict[str, "Case"] = {}
+SPLITS = ("chunk", "uneven", "one_row", "empty")
+
+
+@dataclass
+class Case:
+    """One row.
+
+    Attributes:
+        fn: function of the operands.
+        shapes: shape of every operand.
+        cuts: one-axis cuts to try; each gives per operand the dim that is cut, or None for a plain tensor.
+        cuts2: the same for a mesh of two axes: per operand a pair of dims (or None).
+        wire: kinds of collectives expected in the forward pass on two ranks; None: not asserted.
+        make: makes operand ``i`` from a generator instead of a normal draw (for integers, masks, positive numbers).
+        differentiable: indices of operands that get gradients.
+        atol: absolute tolerance.
+    """
+
+    name: str
+    fn: callable
+    shapes: tuple
+    cuts: tuple
+    cuts2: tuple = ()
+    wire: tuple | None = None
+    make: dict = field(default_factory=dict)
+    differentiable: tuple | None = None
+    atol: float = 1e-10
+
+
+def case(name, fn, shapes, cuts, **kwargs):
+    assert name not in TABLE, name
+    TABLE[name] = Case(name, fn, tuple(shapes), tuple(cuts), **kwargs)
+
+
+def load():
+    for path in sorted(Path(__file__).parent.glob("cases_*.py")):
+        import_module(path.stem)
+    return TABLE
+
+
+def extents(n, ranks, split):
+    """Shard sizes of ``n`` rows: torch.chunk's, lopsided, one row on the first rank, none on the first or last."""
+    if ranks == 1:
+        return (n,)
+    if split == "chunk":
+        return chunk_sizes(n, ranks)
+    if split == "uneven":
+        head = max(n - (ranks - 1) * max(n // (2 * ranks), 1), 0)
+        return (head, *chunk_sizes(n - head, ranks - 1))
+    if split == "one_row":
+        return (min(1, n), *chunk_sizes(n - min(1, n), ranks - 1))
+    return (0, *chunk_sizes(n, ranks - 1)) if n % 2 else (*chunk_sizes(n, ranks - 1), 0)
+
+
+def operands(row, seed):
+    g = torch.Generator().manual_seed(seed)
+    made = []
+    for i, shape in enumerate(row.shapes):
+        x = row.make[i](g, shape) if i in row.make else torch.randn(shape, dtype=torch.float64, generator=g)
+        wants = x.is_floating_point() if row.differentiable is None else i in row.differentiable
+        made.append(x.requires_grad_(wants))
+    return made
+
+
+def _tuple(out):
+    return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+
+
+def _whole(t):
+    t = t.full_tensor() if isinstance(t, DTensor) else t
+    return t.full_tensor() if isinstance(t, ShardTensor) else t
+
+
+def _cut(x, mesh, dims, split):
+    if dims is None:
+        return x.detach().clone().requires_grad_(x.requires_grad)
+    dims = (dims,) if isinstance(dims, int) else dims
+    sizes = {a: extents(x.shape[d], mesh.size(a), split) for a, d in enumerate(dims)}
+    return scatter_tensor(
+        x.detach(), None, mesh, [Shard(d) for d in dims], requires_grad=x.requires_grad, sizes=sizes
+    )
+
+
+def _check_metadata(t):
+    if isinstance(t, ShardTensor):
+        assert t._spec.local_shape() == t._local_tensor.shape, (t._spec, t._local_tensor.shape)
+        assert not t._spec.is_partial(), t._spec
+
+
+def run_case(meshes, name, mesh_name, split):
+    """Runs on every worker; ranks outside the mesh do nothing."""
+    row, mesh = load()[name], meshes[mesh_name]
+    if mesh.get_coordinate() is None:
+        return
+    group = int(mesh.mesh.flatten()[0])  # groups of one mesh hold different data
+    for dims in row.cuts2 if mesh.ndim == 2 else row.cuts:
+        _compare(row, mesh, dims, split, seed=1000 + group, assert_wire=mesh_name == "2" and split == "chunk")
+
+
+def _compare(row, mesh, dims, split, seed, assert_wire):
+    where = f"{row.name} cut {dims} {split}"
+    plain = operands(row, seed)
+    cut = [_cut(x, mesh, d, split) for x, d in zip(plain, dims)]
+    torch.manual_seed(seed)
+    expected = _tuple(row.fn(*plain))
+    torch.manual_seed(seed)
+    with trace() as wire:
+        got = _tuple(row.fn(*cut))
+    if assert_wire and row.wire is not None:
+        assert tuple(wire.kinds()) == row.wire, f"{where}: forward sent {wire.kinds()}, expected {row.wire}"
+    assert len(got) == len(expected), where
+    g = torch.Generator().manual_seed(seed + 1)
+    losses = [0.0, 0.0]
+    for a, b in zip(expected, got):
+        _check_metadata(b)
+        if not isinstance(a, torch.Tensor):
+            assert a == b, where
+            continue
+        assert a.shape == b.shape and a.dtype == b.dtype, f"{where}: {b.shape} {b.dtype}, expected {a.shape} {a.dtype}"
+        torch.testing.assert_close(_whole(b.detach()), a.detach(), atol=row.atol, rtol=1e-9, msg=lambda m: f"{where}: {m}")
+        if a.requires_grad:
+            assert b.requires_grad, where
+            w = torch.randn(a.shape, dtype=a.dtype, generator=g)
+            losses = [losses[0] + (a * w).sum(), losses[1] + (b * w).sum()]
+    if not isinstance(losses[0], torch.Tensor):
+        return
+    losses[0].backward()
+    losses[1].backward()
+    for i, (x, y) in enumerate(zip(plain, cut)):
+        if x.requires_grad and x.grad is not None:
+            assert y.grad is not None, f"{where}: operand {i} has no gradient"
+            _check_metadata(y.grad)
+            if isinstance(y, ShardTensor):
+                assert isinstance(y.grad, ShardTensor) and y.grad._spec.sizes == y._spec.sizes, f"{where}: {y.grad}"
+            else:
+                assert type(y.grad) is torch.Tensor, f"{where}: gradient of plain operand {i} is {type(y.grad)}"
+            torch.testing.assert_close(
+                _whole(y.grad), x.grad, atol=row.atol, rtol=1e-9, msg=lambda m, i=i: f"{where}: gradient {i}: {m}"
+            )

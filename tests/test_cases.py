@@ -1,0 +1,17 @@
+"""Every row of the table on every mesh and split."""
+
+import pytest
+from cases import SPLITS, load, run_case
+
+ROWS = [
+    (name, mesh, split)
+    for name, row in load().items()
+    for mesh in ("1", "2", "3", "2x2")
+    for split in SPLITS
+    if (row.cuts2 if mesh == "2x2" else row.cuts) and not (mesh == "1" and split != "chunk")
+]
+
+
+@pytest.mark.parametrize("name,mesh,split", ROWS, ids=["-".join(r) for r in ROWS])
+def test_case(pool, name, mesh, split):
+    pool.run(run_case, name, mesh, split)
