@@ -1,0 +1,70 @@
+"""Command lines from dataclasses: one flag a field, its comment as help, one way to fail.
+
+Written here because training must start where only torch, numpy, xarray and zarr are installed.
+"""
+
+import argparse
+import dataclasses
+import functools
+import sys
+import types
+import typing
+
+from core import DistributedManager, InputError
+
+
+def parse(config_class, argv=None, description=None):
+    """A dataclass instance from command line flags ``--field value``.
+
+    Fields may be int, float, str, bool (``--flag`` / ``--no-flag``), ``X | None`` or tuples of one type; help texts are
+    ``metadata={"help": ...}`` (see :func:`option`).
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    hints = typing.get_type_hints(config_class)
+    for field in dataclasses.fields(config_class):
+        _add(parser, field, hints[field.name])
+    return config_class(**vars(parser.parse_args(argv)))
+
+
+def option(default, help, choices=None):
+    """A dataclass field with a help text."""
+    meta = {"help": help, "choices": choices}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=meta)
+    return dataclasses.field(default=default, metadata=meta)
+
+
+def _add(parser, field, kind):
+    flag, help = "--" + field.name.replace("_", "-"), field.metadata.get("help") or " "
+    required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    default = field.default if field.default is not dataclasses.MISSING else None
+    if isinstance(kind, types.UnionType):
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    common = dict(dest=field.name, help=help, required=required, default=default)
+    if kind is bool:
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+    elif typing.get_origin(kind) is tuple:
+        parser.add_argument(flag, nargs="+", type=typing.get_args(kind)[0], action=_Tuple, **common)
+    else:
+        parser.add_argument(flag, type=kind, choices=field.metadata.get("choices"), **common)
+
+
+class _Tuple(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, tuple(values))
+
+
+def command(main):
+    """Makes ``main(argv=None)`` a command: bad input ends in one message on standard error and exit status 2."""
+
+    @functools.wraps(main)
+    def run(argv=None):
+        try:
+            return main(argv)
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from None
+        finally:
+            DistributedManager.cleanup()
+
+    return run

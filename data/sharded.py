@@ -1,0 +1,42 @@
+"""The one door from files to ShardTensor: every rank reads its own index range and nothing else."""
+
+import numpy as np
+import torch
+
+from core import InputError, ShardTensor, make_spec
+
+
+def spec_of(shape, mesh, placements, sizes=None):
+    """Spec of an array of ``shape``; refuses a cut that would leave ranks without rows.
+
+    Raises:
+        InputError: more ranks along an axis than rows to cut.
+    """
+    spec = make_spec(mesh, placements, shape, sizes)
+    for axis, dim in spec.cuts():
+        if mesh.size(axis) > spec.shape[dim]:
+            raise InputError(
+                f"{mesh.size(axis)} ranks cannot share the {spec.shape[dim]} rows of dim {dim}",
+                remedy="Use a smaller domain (--domain) or a larger input.",
+            )
+    return spec
+
+
+def read_sharded(reader, sample, name, mesh, placements, sizes=None, dtype=None, device=None):
+    """This rank's part of one named array as a ShardTensor; no rank holds the whole and nothing is sent.
+
+    Args:
+        reader: a :class:`data.reader.Reader`.
+        sample, name: what to read.
+        mesh, placements: how it is cut; ``sizes`` gives the extents of an axis where torch.chunk's do not fit.
+        dtype, device: of the result; the stored dtype and the mesh's device when left out.
+    """
+    spec = spec_of(reader.shape(sample, name), mesh, placements, sizes)
+    index = tuple(slice(*spec.local_range(dim)) for dim in range(spec.ndim))
+    values = np.ascontiguousarray(reader.read(sample, name, index))
+    local = torch.from_numpy(values).to(device or _device(mesh), dtype, non_blocking=True)
+    return ShardTensor(local, spec)
+
+
+def _device(mesh):
+    return torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
