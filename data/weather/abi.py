@@ -70,7 +70,7 @@ class AbiFile:
 
 def _variables(dataset, path):
     """{channel: (variable, its quality flags)} of a known product."""
-    names = set(dataset.variables)
+    names = dataset.names
     if "CMI_C13" in names or "CMI_C02" in names:
         bands = [band for band in range(1, 17) if f"CMI_C{band:02d}" in names]
         return {abi_channel(b).name: (f"CMI_C{b:02d}", f"DQF_C{b:02d}") for b in bands}

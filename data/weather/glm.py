@@ -44,7 +44,7 @@ def scan_glm(path):
 
 def _about(dataset, path):
     attrs = dataset.attrs
-    if "event_lat" not in dataset.variables or "LCFA" not in str(attrs.get("dataset_name", "")):
+    if "event_lat" not in dataset.names or "LCFA" not in str(attrs.get("dataset_name", "")):
         raise InputError("is no GLM L2 LCFA file", file=path, variable="event_lat",
                          remedy="Give OR_GLM-L2-LCFA_*.nc files only")  # fmt: skip
     start, end = (np.datetime64(attrs[f"time_coverage_{k}"].rstrip("Z"), "ms") for k in ("start", "end"))
