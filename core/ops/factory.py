@@ -26,6 +26,23 @@ def new(func, x, size, *args, **kwargs):
     return Plan((x,), whole)
 
 
+@op(aten.new_empty_strided)
+def new_strided(func, x, size, stride, *args, **kwargs):
+    """Memory order is a matter of each part: autograd asks for it where a gradient is laid out unlike its tensor."""
+    plan = new(func, x, size)
+    return Plan(plan.inputs, plan.outputs, lambda t, *a, **k: torch.empty_strided(*_strided(plan, stride), dtype=t.dtype, device=t.device))
+
+
+def _strided(plan, stride):
+    """Local shape, and strides in the order of the global ones."""
+    shape = plan.outputs.local_shape()
+    local, step = [0] * len(shape), 1
+    for d in sorted(range(len(shape)), key=lambda d: (stride[d], -d)):
+        local[d] = step
+        step *= max(shape[d], 1)
+    return shape, local
+
+
 @op(aten.copy_)
 def copy_(func, target, source, *args, **kwargs):
     from core.ops.pointwise import operand
