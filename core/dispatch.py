@@ -183,7 +183,11 @@ def _keep_cut(leaf):
     with NoTorchFunction():
         if leaf.requires_grad and leaf.is_leaf and spec.is_sharded() and not getattr(leaf, "_keeps_cut", False):
             leaf._keeps_cut = True
-            leaf.register_hook(lambda grad: grad.redistribute_to(spec) if isinstance(grad, ShardTensor) else grad)
+            leaf.register_hook(lambda grad: _as_shards(grad, spec).redistribute_to(spec))
+
+
+def _as_shards(grad, spec):
+    return grad if isinstance(grad, ShardTensor) else ShardTensor(grad, spec.replicated())
 
 
 def above(func, types, args, kwargs):

@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +162,12 @@ def test_bad_grib_is_named(tmp_path, read):
     bad.write_bytes(b"<html>not found</html>")
     with pytest.raises(InputError, match="not GRIB edition 2"):
         read(bad)
+    if read is mrms.read_mrms:
+        broken = bytearray(MRMS[0].read_bytes())
+        broken[500000:500100] = bytes(100)
+        bad.write_bytes(broken)
+        with pytest.raises(InputError, match="variable PrecipRate: cannot be decoded"):
+            read(bad)
     with pytest.raises(InputError, match=r"no MRMS radar product.*\(209, 3, 28\)"):
         read(write_mrms(bad, np.eye(20, 30), product=(209, 3, 28)))
     with pytest.raises(InputError, match="cannot be read"):
@@ -258,6 +265,13 @@ def test_quiet_file_counts_zero(tmp_path):
     grid = hrrr_crop(**SMALL)
     start = np.datetime64("2025-04-07T13:00")
     assert glm.count_events(events, grid, start, start + np.timedelta64(10, "m")).sum() == 0
+
+
+def test_files_may_be_read_by_several_threads():
+    files = [GLM_G16, GLM_G19] * 10
+    with ThreadPoolExecutor(4) as pool:
+        counts = [len(events.time) for events in pool.map(glm.read_glm, files)]
+    assert counts == [len(glm.read_glm(file).time) for file in files[:2]] * 10
 
 
 def test_mixed_satellites_are_refused_unless_one_is_chosen(tmp_path):
@@ -519,6 +533,29 @@ def test_failed_write_leaves_what_was_there(tmp_path):
         assert len(reader.times) == 2 and np.array_equal(reader.read("1", "fields", ALL), fields[1], equal_nan=True)
 
 
+def test_only_archives_are_overwritten(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match="is no archive, and is not touched"):
+        tiny(tmp_path / "home", mode="w")
+    assert (tmp_path / "home" / "letter.txt").read_text() == "dear"
+
+
+def test_constant_channel(tmp_path):
+    flat = np.ones((5, 2, 40, 50), np.float32)
+    tiny(tmp_path / "a.zarr", 2, frames=iter(flat[:2]))
+    tiny(tmp_path / "a.zarr", 3, mode="a", first=2, frames=iter(flat[2:]))
+    reader = WeatherReader(tmp_path / "a.zarr")
+    assert reader.mean.tolist() == [1, 1] and reader.std.tolist() == [1, 1] and reader.attrs["std"]["refc"] == 0
+
+
+def test_damaged_chunk_is_named(tmp_path):
+    tiny(tmp_path / "a.zarr")
+    truncate(tmp_path / "a.zarr" / "fields" / "c" / "2" / "0" / "0" / "0")
+    with pytest.raises(InputError, match="a.zarr, variable fields: sample 2 cannot be decoded"):
+        WeatherReader(tmp_path / "a.zarr").read("2", "fields", ALL)
+
+
 @pytest.mark.parametrize(
     "overrides, message",
     [
@@ -716,6 +753,10 @@ def test_build_from_real_files(tmp_path, capsys):
     assert reader.attrs["matching"] == {"radar": "nearest scan within half a step"}
     assert build.main(["--mrms", str(folder), "--out", str(out), *WEST_TEXAS]) == 2
     assert "exists already" in capsys.readouterr().err
+    later = copy_to(tmp_path / "later", MRMS[3])
+    assert build.main(["--mrms", str(later), "--out", str(out), "--append", *WEST_TEXAS]) == 0
+    reader = WeatherReader(out)
+    assert len(reader.times) == 4 and set(reader.attrs["provenance"]["files"]) == {MRMS[i].name for i in (0, 2, 3)}
 
 
 def test_build_of_several_sensors(tmp_path):

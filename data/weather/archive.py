@@ -101,8 +101,9 @@ class WeatherReader:
 
     @property
     def std(self):
-        """Standard deviation of each channel over the training part, (channel,)."""
-        return np.array([self.attrs["std"][name] for name in self.channels])
+        """Standard deviation of each channel over the training part, (channel,); 1 for a constant channel."""
+        std = np.array([self.attrs["std"][name] for name in self.channels])
+        return np.where(std == 0, 1.0, std)
 
     def split(self, name):
         """The limits of one split, for `data.weather.splits.times_in` and `cells_in`."""
@@ -117,7 +118,11 @@ class WeatherReader:
 
     def read(self, sample, name, index):
         array, lead = self._array(sample, name)
-        return np.asarray(array[lead + tuple(index)])
+        try:
+            return np.asarray(array[lead + tuple(index)])
+        except (ValueError, RuntimeError, OSError) as error:
+            raise InputError(f"sample {sample} cannot be decoded ({error})", file=self.path, variable=name,
+                             remedy="Build the archive again") from error  # fmt: skip
 
     def _array(self, sample, name):
         if name in ("latitude", "longitude"):

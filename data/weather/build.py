@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from core.errors import InputError
+from data.weather.archive import WeatherReader
 from data.weather.channels import CHANNELS
 from data.weather.grid import hrrr_crop
 from data.weather.splits import choose_splits, date_splits, longitude_splits
@@ -35,9 +36,9 @@ def build_observations(out, grid, sources, step, splits=None, mode="w-", report=
     times = regular(np.concatenate([source.stamps for source in sources]), step)
     splits = splits or choose_splits(times, grid)
     report(f"{len(times)} frames of {','.join(names)}, {grid.shape[0]} x {grid.shape[1]} points, splits {splits}")
-    used = {}  # filled while the frames stream, stored when they are through
+    used = dict(WeatherReader(out).attrs["provenance"]["files"]) if mode == "a" else {}
     for source in sources:
-        source.used = used
+        source.used = used  # fills while the frames stream, and is stored when they are through
     frames = _progress(_frames(sources, names, grid, times), len(times), report)
     about = {
         "title": "radar, satellite and lightning on the HRRR grid",

@@ -10,6 +10,7 @@ import os
 import shutil
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,7 @@ def _create(path, grid, channels, splits):
         )  # fmt: skip
         array.attrs.update({"grid_mapping": "crs", "coordinates": "latitude longitude channel_units"})
     units = {c.name: c.units for c in channels}
-    group["fields"].attrs.update({"long_name": "observed fields, NaN where missing", "units_by_channel": units})
+    group["fields"].attrs["long_name"] = "observed fields, NaN where missing; units in channel_units"
     group["valid"].attrs["long_name"] = "true where a value was observed"
     time = group.create_array("time", shape=(0,), chunks=(_TIME_CHUNK,), dtype="int64", dimension_names=("time",))
     time.attrs.update({"standard_name": "time", "units": _EPOCH, "calendar": "proleptic_gregorian"})
@@ -130,7 +131,6 @@ def _finish(group, moments, attrs, path):
             raise InputError("no valid value in the training part", file=path, variable=name,
                              remedy="Widen the training split, or leave the channel out")  # fmt: skip
     std = np.sqrt(moments.m2 / moments.count)
-    std[std == 0] = 1.0  # a constant channel: nothing to scale
     statistics = {
         "mean": dict(zip(names, moments.mean.tolist())),
         "std": dict(zip(names, std.tolist())),
@@ -178,25 +178,36 @@ def _replacing(path, keep):
 
     With ``keep`` it starts as a copy; frames are hard links, because an append never rewrites one.
     """
+    if path.exists() and not (path / "zarr.json").is_file():
+        raise InputError("is no archive, and is not touched", file=path, remedy="Choose another path")
     path.parent.mkdir(parents=True, exist_ok=True)
     work, old = (path.with_name(f".{path.name}.{kind}-{os.getpid()}") for kind in ("partial", "old"))
     try:
         if keep:
             if not path.exists():
                 raise InputError("does not exist", file=path, remedy="Build it first")
-            shutil.copytree(path, work, copy_function=_link_frame)
+            shutil.copytree(path, work, copy_function=partial(_link_frame, path))
         yield work
-        if path.exists():
-            os.replace(path, old)
-        os.replace(work, path)
+        _swap(work, path, old)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
-def _link_frame(source, target):
-    frame = {"fields", "valid"} & set(Path(source).parts[-6:]) and not source.endswith("zarr.json")
+def _swap(work, path, old):
+    if path.exists():
+        os.replace(path, old)
     try:
-        (os.link if frame else shutil.copy2)(source, target)
+        os.replace(work, path)
     except OSError:
+        if old.exists():
+            os.replace(old, path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _link_frame(root, source, target):
+    inside = Path(source).relative_to(root).parts
+    try:
+        (os.link if inside[0] in ("fields", "valid") and inside[1] == "c" else shutil.copy2)(source, target)
+    except OSError:  # a file system without hard links
         shutil.copy2(source, target)
