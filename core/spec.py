@@ -186,6 +186,8 @@ class ShardTensorSpec:
             order = sorted(range(self.ndim), key=lambda d: (-local.stride(d), d))
             stride, step = [0] * self.ndim, 1
             for d in reversed(order):
+                if local.stride(d) == 0 and local.shape[d] > 1:
+                    continue  # an expanded dim stays one: whoever writes in place must see that memory overlaps
                 stride[d] = step
                 step *= max(self.shape[d], 1)
         stride = tuple(stride)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+ALL = (slice(None),) * 3
+SMALL = dict(stride=2, rows=slice(200, 240), cols=slice(400, 450))  # 40 x 50 cells of the crop
 DATA = Path(__file__).parent / "data"
 MRMS = sorted((DATA / "mrms").glob("*.grib2"))
 GLM_G16, GLM_G19 = sorted((DATA / "glm").glob("*.nc"))

@@ -14,8 +14,6 @@ from data.weather.channels import CHANNELS, abi_channel
 from data.weather.grid import EARTH_RADIUS
 from data.weather.netcdf import decode_time, opened, unpack
 
-EPOCH = "seconds since 2000-01-01 12:00:00"
-
 
 @dataclass(frozen=True)
 class FixedGrid:
@@ -86,7 +84,8 @@ def scan_abi(path):
     """The `AbiFile` of an ABI level 2 file. Raises `InputError` for a file that is none."""
     with opened(path) as dataset:
         channels = tuple(_variables(dataset, path))
-        return AbiFile(dataset.attrs["platform_ID"], decode_time(dataset["t"].values, EPOCH), channels)
+        time = decode_time(dataset["t"].values, dataset["t"].attrs["units"])
+        return AbiFile(dataset.attrs["platform_ID"], time, channels)
 
 
 def read_abi(path, channels):

@@ -34,9 +34,9 @@ def build_observations(out, grid, sources, step, splits=None, mode="w-", report=
 
     names = [name for source in sources for name in source.channels]
     times = regular(np.concatenate([source.stamps for source in sources]), step)
-    splits = splits or choose_splits(times, grid)
+    before = WeatherReader(out).attrs if mode == "a" else {"splits": splits, "provenance": {"files": {}}}
+    splits, used = before["splits"] or choose_splits(times, grid), dict(before["provenance"]["files"])
     report(f"{len(times)} frames of {','.join(names)}, {grid.shape[0]} x {grid.shape[1]} points, splits {splits}")
-    used = dict(WeatherReader(out).attrs["provenance"]["files"]) if mode == "a" else {}
     for source in sources:
         source.used = used  # fills while the frames stream, and is stored when they are through
     frames = _progress(_frames(sources, names, grid, times), len(times), report)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from core.errors import InputError
+
 EARTH_RADIUS = 6371229.0  # m, the sphere of HRRR
 TANGENT, MERIDIAN = 38.5, -97.5  # degrees
 X0, Y0, SPACING = -2697520.1425, -1587306.1526, 3000.0  # m: point [0, 0] of the 1059 x 1799 grid
@@ -79,13 +81,15 @@ def lambert_latlon(x, y):
 def hrrr_crop(stride=1, rows=slice(None), cols=slice(None)):
     """The 1024 x 1792 crop (``stride=1``, 3 km) or 512 x 896 (``stride=2``, 6 km), or a window of it.
 
-    ``rows`` and ``cols`` are slices of the strided crop, counted from its south-west corner.
+    ``rows`` and ``cols`` are slices of the strided crop, counted from its south-west corner. Raises `InputError` for a
+    window under 3 x 3 points.
     """
     anchor_y, anchor_x = ((full - crop) // 2 for full, crop in zip(FULL, CROP))
     y = (Y0 + SPACING * (anchor_y + np.arange(0, CROP[0], stride)))[rows]
     x = (X0 + SPACING * (anchor_x + np.arange(0, CROP[1], stride)))[cols]
     if len(x) < 3 or len(y) < 3:  # what `cell_area` needs
-        raise ValueError(f"the window rows {rows}, cols {cols} of the HRRR crop has {len(y)} x {len(x)} points")
+        raise InputError(f"the window has {len(y)} x {len(x)} points", variable="rows, cols",
+                         remedy=f"The crop has {CROP[0] // stride} x {CROP[1] // stride}")  # fmt: skip
     latitude, longitude = lambert_latlon(*np.meshgrid(x, y))
     return Grid(x, y, latitude, longitude, dict(HRRR_CRS))
 

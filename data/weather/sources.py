@@ -16,6 +16,8 @@ from data.weather.channels import CHANNELS
 from data.weather.regrid import CellMean
 
 EARLY = np.timedelta64(5, "s")  # a GLM file may hold events from before its start: those of a flash still going on
+LONGEST = np.timedelta64(20, "s")  # a GLM file
+_NONE = np.empty(0, "datetime64[ms]")
 
 
 def find_files(folder, *patterns):
@@ -33,13 +35,11 @@ def sha256(path):
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-_NONE = np.empty(0, "datetime64[ms]")
-
-
 class Source:
     """Files of one kind. ``channels``: names, in order; ``stamps``: frame times at which there is something.
 
-    `frame` returns {channel: (ny, nx), NaN where missing} for one time; ``used`` collects {file name: sha256}.
+    `frame` returns {channel: (ny, nx), NaN where missing} for one time; ``used`` collects {file name: sha256};
+    ``matching`` says in words which files a frame takes.
     """
 
     def __init__(self, grid, step):
@@ -52,7 +52,9 @@ class Source:
 class _Scans(Source):
     """Files that each show one moment: the nearest within half a step is taken."""
 
-    matching = "nearest scan within half a step"
+    @property
+    def matching(self):
+        return f"nearest scan within {self.step / 2 / np.timedelta64(1, 'm'):g} min"
 
     def _keep(self, entries):
         """entries: (channel, time, path)."""
@@ -130,7 +132,6 @@ class Abi(_Scans):
 class Lightning(Source):
     """GLM files, events counted over [time - step, time); missing where files cover less than ``coverage`` of it."""
 
-    matching = "events of the step that ends at the time"
     channels = ["glm"]
 
     def __init__(self, folder, grid, step, satellite=None, coverage=0.9):
@@ -149,9 +150,14 @@ class Lightning(Source):
             raise InputError(f"files cover at most {best} of a step, {coverage:.0%} is asked", file=folder,
                              variable="glm", remedy="Add the missing files, or lower --glm-coverage")  # fmt: skip
 
+    @property
+    def matching(self):
+        minutes = self.step / np.timedelta64(1, "m")
+        return f"events of the {minutes:g} min that end at the time, where files cover {self.coverage:.0%} of them"
+
     def _around(self, time):
         """Files that may hold events of the step that ends at ``time``."""
-        first, last = np.searchsorted(self.starts, (time - self.step - EARLY * 12, time + EARLY))
+        first, last = np.searchsorted(self.starts, (time - self.step - LONGEST, time + EARLY))
         return self.files[first:last]
 
     def _covered(self, time):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from core.errors import InputError
 from data.weather.channels import CHANNELS, RADAR_FLOOR
 from data.weather.grid import hrrr_crop
 from data.weather.splits import date_splits
@@ -17,6 +18,7 @@ from data.weather.writer import write_archive
 
 WINDOW = dict(stride=2, rows=slice(216, 280), cols=slice(420, 516))  # 64 x 96 points at 6 km: Kansas to Missouri
 STEP = np.timedelta64(10, "m")
+SEEN = ("refc", "bt13", "c02", "glm")
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,16 @@ def build_synthetic(path, storms=None, grid=None, mode="w-"):
     """Write a synthetic archive with the schema of a real one.
 
     storms: `Storms`; grid: `data.weather.grid.Grid` (default 64 x 96 points at 6 km); mode: see `write_archive`.
-    The last two days are the valid and the test split.
+    The last two days are the valid and the test split. Raises `InputError`.
     """
     storms, grid = storms or Storms(), grid or hrrr_crop(**WINDOW)
     if storms.days < 3:
-        raise ValueError("a synthetic archive needs at least 3 days: train, valid, test")
+        raise InputError(
+            "has no room for training, validation and test", variable="days", remedy="Make at least 3 days"
+        )
+    for name in storms.channels:
+        if name not in SEEN:
+            raise InputError("is not made", variable=name, remedy=f"Choose among {', '.join(SEEN)}")
     first = np.datetime64(storms.start, "s") + np.arange(storms.days) * np.timedelta64(storms.spacing, "D")
     times = (first[:, None] + np.arange(storms.frames) * STEP).reshape(storms.days, -1)
     splits = date_splits((times[0, 0], times[-3, -1]), (times[-2, 0], times[-2, -1]), (times[-1, 0], times[-1, -1]))
