@@ -147,6 +147,28 @@ def _plan(rule, func, args, kwargs, tensors, key):
     return plan
 
 
+class _named:
+    """Turns a TypeError or NotImplementedError, which Python's operators would swallow, into an error that names the
+    operation and its operands."""
+
+    __slots__ = ("func", "tensors")
+
+    def __init__(self, func, tensors):
+        self.func, self.tensors = func, tensors
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, traceback):
+        if kind is not None and issubclass(kind, (TypeError, NotImplementedError)):
+            operands = [t._spec if isinstance(t, ShardTensor) else tuple(t.shape) for t in self.tensors]
+            raise ShardingError(f"{kind.__name__}: {error}", op=_name(self.func), operands=operands) from error
+
+
+def _name(func):
+    return getattr(func, "__name__", str(func))
+
+
 # -- above autograd -------------------------------------------------------------------------------------------------
 # Functions that look at the identity of tensors: their plain arguments must not be replaced by promoted ones.
 _IDENTITY = {
@@ -209,7 +231,8 @@ def above(func, types, args, kwargs):
     if any(isinstance(t, DTensor) for t in tensors):
         return _with_dtensors(func, args, kwargs, tensors)
     if rule is not None:
-        return _run_above(rule, func, args, kwargs, tensors, key)
+        with _named(func, tensors):
+            return _run_above(rule, func, args, kwargs, tensors, key)
     plain = [t for t in tensors if not isinstance(t, ShardTensor)]
     with NoTorchFunction():
         if any(_needs_promotion(t) for t in plain):
@@ -396,11 +419,10 @@ def below(func, types, args, kwargs):
     if not rule.pending and any(t._spec.is_partial() for t in tensors if isinstance(t, ShardTensor)):
         tensors = [_finish_below(t) for t in tensors]
         return _call(func, args, kwargs, tensors)
-    plan = _plan(rule, func, args, kwargs, tensors, key)
-    if plan is None:
-        return _fallback(func, args, kwargs, tensors)
-    locals_ = [_move_below(t, spec) for t, spec in zip(tensors, plan.inputs)]
-    out = _call(plan.local or func, args, kwargs, locals_)
+    with _named(func, tensors):
+        plan = _plan(rule, func, args, kwargs, tensors, key)
+        locals_ = [_move_below(t, spec) for t, spec in zip(tensors, plan.inputs)]
+        out = _call(plan.local or func, args, kwargs, locals_)
     mutated = _mutated(func)
     if mutated:
         return args[0]

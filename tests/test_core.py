@@ -1,0 +1,234 @@
+"""Making, moving and refusing ShardTensors."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+from core import ShardingError, ShardTensor, TensorPromotionMode, UndeterminedShardingError, make_spec, scatter_tensor
+from core.debug import trace
+from core.spec import chunk_sizes
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, atol=0, rtol=0)
+
+
+# -- specs: pure metadata ---------------------------------------------------------------------------------------------
+def test_chunk_sizes_are_those_of_torch():
+    for n, ranks in itertools.product(range(10), range(1, 5)):
+        parts = [p.numel() for p in torch.arange(n).chunk(ranks)] if n else []
+        assert chunk_sizes(n, ranks) == tuple(parts + [0] * (ranks - len(parts)))
+
+
+def _specs(meshes):
+    mesh = meshes["2"]
+    a = make_spec(mesh, [Shard(0)], (8, 4), {0: (4, 4)})
+    b = make_spec(mesh, [Shard(0)], (8, 4), {0: (5, 3)})
+    assert a != b and hash(a) != hash(b)
+    assert a == make_spec(mesh, [Shard(-2)], (8, 4)) and hash(a) == hash(make_spec(mesh, [Shard(0)], (8, 4)))
+    assert copy.deepcopy(b) is b
+    assert b._sharding_shapes == {0: (torch.Size([5, 4]), torch.Size([3, 4]))}
+    with pytest.raises(AttributeError):
+        a.shape = (1, 2)
+    for bad in (
+        lambda: make_spec(mesh, [Shard(2)], (8, 4)),
+        lambda: make_spec(mesh, [Shard(0), Replicate()], (8, 4)),
+        lambda: make_spec(mesh, [Shard(0)], (8, 4), {0: (5, 4)}),
+        lambda: make_spec(mesh, [Shard(0)], (8, 4), {0: (9, -1)}),
+        lambda: make_spec(meshes["2x2"], [Shard(0), Shard(0)], (8, 4)),
+    ):
+        with pytest.raises(UndeterminedShardingError):
+            bad()
+
+
+# -- scatter ----------------------------------------------------------------------------------------------------------
+def _scatter(meshes):
+    for name in ("1", "2", "2x2", "4"):
+        mesh = meshes[name]
+        ranks = mesh.mesh.flatten().tolist()
+        src, me = ranks[-1], dist.get_rank()
+        for dtype, fmt in ((torch.float64, None), (torch.bool, None), (torch.int64, None), (torch.bfloat16, torch.channels_last)):
+            g = torch.Generator().manual_seed(src)
+            whole = (torch.randn(2, 3, 7, 5, generator=g) * 3).to(dtype)
+            whole = whole.contiguous(memory_format=fmt) if fmt else whole
+            placements = [Shard(2), Shard(3)][: mesh.ndim]
+            sizes = {0: (5, 2)} if mesh.size(0) == 2 else None
+            x = scatter_tensor(whole if me == src else None, src, mesh, placements, sizes=sizes)
+            assert x.dtype == dtype and x.shape == whole.shape
+            same(x.full_tensor(), whole)
+            index = tuple(slice(*x._spec.local_range(d)) for d in range(4))
+            same(x.to_local(), whole[index])
+            assert x._local_tensor.untyped_storage().nbytes() == x._local_tensor.numel() * x._local_tensor.element_size()
+            if fmt:
+                assert x._local_tensor.is_contiguous(memory_format=fmt)
+        r = scatter_tensor(torch.tensor(3.5) if me == src else None, src, mesh, [Replicate()] * mesh.ndim, requires_grad=True)
+        assert r.item() == 3.5 and r.requires_grad and r.is_leaf
+    with pytest.raises(ShardingError, match="not in the mesh"):
+        scatter_tensor(torch.zeros(4), 99, meshes["2"], [Shard(0)])
+
+
+def _scatter_shape_mismatch(meshes):
+    mesh = meshes["2"]
+    src = int(mesh.mesh.flatten()[0])
+    with pytest.raises(UndeterminedShardingError, match="the source has shape"):
+        scatter_tensor(torch.zeros(4, 3), src, mesh, [Shard(0)], global_shape=(5, 3))
+
+
+# -- from_local -------------------------------------------------------------------------------------------------------
+def _from_local(meshes):
+    mesh = meshes["2"]
+    me = mesh.get_local_rank()
+    local = torch.full((2, (4, 6)[me]), float(me))
+    x = ShardTensor.from_local(local, mesh, [Shard(1)])
+    assert x.shape == (2, 10) and x._spec.sizes == ((4, 6),)
+    with trace() as wire:
+        y = ShardTensor.from_local(local, mesh, [Shard(1)], sharding_shapes={0: [(2, 4), (2, 6)]})
+        z = ShardTensor.from_local(torch.zeros(3 - me, 1), mesh, [Shard(0)], sharding_shapes="chunk", global_shape=(5, 1))
+        x.shape, x.placements, x._spec._sharding_shapes, x.stride(), x.device_mesh
+    assert wire.count() == 0
+    same(x.full_tensor(), y.full_tensor())
+    assert z.shape == (5, 1)
+    with pytest.raises(UndeterminedShardingError):  # only this rank is wrong: the check tells all
+        ShardTensor.from_local(
+            torch.zeros(2 + me, 2), mesh, [Shard(0)], sharding_shapes={0: [2, 2]}, global_shape=(4, 2), check=True
+        )
+    with pytest.raises(UndeterminedShardingError):
+        ShardTensor.from_local(local, mesh, [Shard(1)], sharding_shapes="chunk")
+
+
+def _gradient_through_local(meshes):
+    """from_local, to_local and redistribute with every placement: gradients as on one process."""
+    for name in ("1", "2", "3"):
+        mesh = meshes[name]
+        if mesh.get_coordinate() is None:
+            continue
+        g = torch.Generator().manual_seed(3)
+        whole, w = torch.randn(5, 4, generator=g), torch.randn(5, 4, generator=g)
+        for p in (Shard(0), Shard(1), Replicate()):
+            for q in (Shard(0), Shard(1), Replicate()):
+                x = scatter_tensor(whole, None, mesh, [p], requires_grad=True)
+                y = x.redistribute(placements=[q])
+                cut = scatter_tensor(w, None, mesh, [q])
+                if isinstance(q, Replicate):
+                    (y.to_local() * cut.to_local() / mesh.size()).sum().backward()  # every rank's graph counts
+                else:
+                    (y.to_local() * cut.to_local()).sum().backward()
+                torch.testing.assert_close(x.grad.full_tensor(), w, atol=1e-6, rtol=1e-6)
+        local = torch.full((2, 3), 1.0 + mesh.get_local_rank(), requires_grad=True)
+        total = ShardTensor.from_local(local, mesh, [Partial()])
+        same(total.full_tensor(), torch.full((2, 3), sum(1.0 + r for r in range(mesh.size()))))
+        (total * 3).sum().backward()
+        same(local.grad, torch.full((2, 3), 3.0))
+
+
+def _redistribute(meshes):
+    for name in ("1", "2", "3", "2x2"):
+        mesh = meshes[name]
+        if mesh.get_coordinate() is None:
+            continue
+        whole = torch.arange(7.0 * 5 * 3).view(7, 5, 3)
+        choices = [Shard(0), Shard(1), Shard(2), Replicate()]
+        layouts = [p for p in itertools.product(choices, repeat=mesh.ndim) if len({*p} - {Replicate()}) == sum(isinstance(q, Shard) for q in p)]
+        for a, b in itertools.product(layouts, layouts):
+            x = scatter_tensor(whole, None, mesh, a)
+            same(x.redistribute(placements=b).full_tensor(), whole)
+    mesh = meshes["2"]
+    x = scatter_tensor(torch.arange(7.0), None, mesh, [Shard(0)], sizes={0: (6, 1)})
+    y = x.redistribute(placements=[Shard(0)], sizes={0: (0, 7)})
+    assert y._spec.sizes == ((0, 7),)
+    same(y.full_tensor(), torch.arange(7.0))
+    with trace() as wire:
+        scatter_tensor(torch.zeros(8, 8), None, mesh, [Shard(0)]).redistribute(placements=[Shard(1)])
+    assert wire.kinds() == ["all_to_all"] and wire.bytes() == 4 * 4 * 4  # only the quarter that changes hands
+
+
+def _dtensor(meshes):
+    mesh = meshes["2"]
+    whole = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+    d = distribute_tensor(whole, mesh, [Shard(0)]).requires_grad_()
+    x = ShardTensor.from_dtensor(d)
+    same(x.full_tensor(), whole)
+    (x * 2).sum().backward()
+    same(d.grad.full_tensor(), torch.full((5, 4), 2.0))
+    y = scatter_tensor(whole, None, mesh, [Shard(0)], sizes={0: (4, 1)}, requires_grad=True)
+    z = y.to_dtensor()
+    same(z.full_tensor(), whole)
+    z.sum().backward()
+    same(y.grad.full_tensor(), torch.ones(5, 4))
+    position = distribute_tensor(whole, mesh, [Shard(0)]).requires_grad_()  # chunk-cut parameter, user-cut activation
+    (y.detach() * position).sum().backward()
+    same(position.grad.full_tensor(), whole)
+
+
+def _behaves_as_tensor(meshes):
+    mesh = meshes["2"]
+    whole = torch.arange(12.0).view(4, 3)
+    x = scatter_tensor(whole, None, mesh, [Shard(0)], sizes={0: (3, 1)})
+    assert isinstance(x, torch.Tensor) and len(x) == 4 and "Shard(0) [3, 1]" in repr(x)
+    assert x.requires_grad_() is x and x.requires_grad and not x.detach().requires_grad
+    assert x.detach().sum().item() == 66 and bool(x.sum() > 0) and f"{x.sum():.1f}" == "66.0"
+    twin = copy.deepcopy(x.detach())
+    twin.add_(1)
+    same(x.full_tensor().detach(), whole)
+    same(x.to(torch.float64).full_tensor().detach(), whole.double())
+    same(torch.stack([row.full_tensor() for row in x.detach()]), whole)
+    with pytest.raises(ShardingError, match="to_local"):
+        x.numpy()
+    with pytest.raises(ShardingError, match="one element"):
+        bool(x)
+    with torch.inference_mode():
+        same((x + 1).full_tensor(), whole + 1)
+
+
+def _errors_are_not_swallowed(meshes):
+    mesh = meshes["2"]
+    x = scatter_tensor(torch.zeros(4, 3), None, mesh, [Shard(0)])
+    with pytest.raises(RuntimeError, match="size|shape|broadcast"):
+        x + torch.zeros(5, 3)
+    with pytest.raises(ShardingError, match="different meshes"):
+        x + scatter_tensor(torch.zeros(4, 3), None, meshes["4"], [Shard(0)])
+    ShardTensor.set_promotion_mode(TensorPromotionMode.DISABLED)
+    try:
+        with pytest.raises(ShardingError, match="promotion"):
+            x + torch.zeros(3)
+        x + 1
+    finally:
+        ShardTensor.set_promotion_mode(TensorPromotionMode.SILENT)
+    import core
+
+    core.set_fallback("error")
+    try:
+        with pytest.raises(core.MissingShardPatch, match="cholesky"):
+            torch.linalg.cholesky(scatter_tensor(torch.eye(4), None, mesh, [Shard(0)]))
+    finally:
+        core.set_fallback("warn")
+    with pytest.warns(UserWarning, match="no sharding rule"):
+        same(torch.linalg.cholesky(scatter_tensor(4 * torch.eye(4), None, mesh, [Shard(0)])).full_tensor(), 2 * torch.eye(4))
+
+
+def _user_handlers(meshes):
+    mesh = meshes["2"]
+    x = scatter_tensor(torch.arange(6.0).view(3, 2), None, mesh, [Shard(0)])
+
+    def erf(func, types, args, kwargs):
+        return ShardTensor(args[0]._local_tensor + 100, args[0]._spec)
+
+    ShardTensor.register_function_handler(torch.erf, erf)
+    same(torch.erf(x).full_tensor(), torch.arange(6.0).view(3, 2) + 100)
+    ShardTensor.register_dispatch_handler(torch.ops.aten.erfc.default, erf)
+    same(torch.erfc(x).full_tensor(), torch.arange(6.0).view(3, 2) + 100)
+
+
+CASES = [
+    _specs, _scatter, _scatter_shape_mismatch, _from_local, _gradient_through_local, _redistribute, _dtensor,
+    _behaves_as_tensor, _errors_are_not_swallowed, _user_handlers,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__.strip("_"))
+def test_core(pool, case):
+    pool.run(case)
