@@ -199,9 +199,7 @@ class _Run:
             "has_ema": bool(self.ema),
             "task": self.task.state(),
         }
-        self.path = checkpoint.save(
-            self.folder / "checkpoints", self.step, self.model, self.optimizer, extra, self.ema
-        )
+        self.path = checkpoint.save(self.folder / "checkpoints", self.step, self.model, self.optimizer, extra, self.ema)
 
     def resume(self):
         path = checkpoint.latest(self.folder / "checkpoints")

@@ -64,7 +64,9 @@ def main():
     weights = [torch.randn(8, 8, device=device), torch.randn(8, device=device), torch.randn(8, device=device)]
 
     def shards(grad):
-        return scatter_tensor(x, None, mesh, (Shard(1),), requires_grad=grad), [w.clone().requires_grad_(grad) for w in weights]
+        return scatter_tensor(x, None, mesh, (Shard(1),), requires_grad=grad), [
+            w.clone().requires_grad_(grad) for w in weights
+        ]
 
     def dtensors(grad):
         return (

@@ -1,11 +1,11 @@
 """Domain parallelism: tensors cut over many devices that compute as if they were whole."""
 
+from core import ops  # noqa: F401  (the rules)
 from core.dispatch import Plan, op, set_fallback
 from core.errors import InputError, MissingShardPatch, ShardingError, UndeterminedShardingError
 from core.mesh import DistributedManager, make_mesh
 from core.shard_tensor import ShardTensor, TensorPromotionMode, scatter_tensor
 from core.spec import ShardTensorSpec, make_spec
-from core import ops  # noqa: F401  (the rules)
 
 __all__ = [
     "DistributedManager",

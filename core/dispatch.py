@@ -11,7 +11,8 @@ autograd, where values are global and torch's own derivative applies.
 
 import math
 import warnings
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import Function
@@ -487,9 +488,7 @@ def _fallback(func, args, kwargs, tensors):
     if _fallback_mode == "warn" and nbytes and (func, tuple(specs)) not in _warned:
         _warned.add((func, tuple(specs)))
         warnings.warn(f"{func} has no sharding rule: gathers {nbytes:,} bytes on every rank", stacklevel=3)
-    whole = [
-        move(t._local_tensor, t._spec, t._spec.replicated()) if isinstance(t, ShardTensor) else t for t in tensors
-    ]
+    whole = [move(t._local_tensor, t._spec, t._spec.replicated()) if isinstance(t, ShardTensor) else t for t in tensors]
     out = _call(func, args, kwargs, whole)
     if _mutated(func):
         first = args[0]
@@ -501,8 +500,10 @@ def _fallback(func, args, kwargs, tensors):
 def _recut(out, like):
     """Results of the operand's shape are cut as the operand, others stay whole."""
     if isinstance(out, torch.Tensor):
-        spec = like.finished() if out.shape == like.shape else like.replicated()._new(
-            like.replicated().placements, (None,) * like.mesh.ndim, out.shape
+        spec = (
+            like.finished()
+            if out.shape == like.shape
+            else like.replicated()._new(like.replicated().placements, (None,) * like.mesh.ndim, out.shape)
         )
         return ShardTensor(move(out, spec.replicated(), spec), spec)
     if isinstance(out, (tuple, list)):

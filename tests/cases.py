@@ -94,9 +94,7 @@ def _cut(x, mesh, dims, split):
         return x.detach().clone().requires_grad_(x.requires_grad)
     dims = (dims,) if isinstance(dims, int) else dims
     sizes = {a: extents(x.shape[d], mesh.size(a), split) for a, d in enumerate(dims)}
-    return scatter_tensor(
-        x.detach(), None, mesh, [Shard(d) for d in dims], requires_grad=x.requires_grad, sizes=sizes
-    )
+    return scatter_tensor(x.detach(), None, mesh, [Shard(d) for d in dims], requires_grad=x.requires_grad, sizes=sizes)
 
 
 def _check_metadata(t):
@@ -135,7 +133,9 @@ def _compare(row, mesh, dims, split, seed, assert_wire):
             assert a == b, where
             continue
         assert a.shape == b.shape and a.dtype == b.dtype, f"{where}: {b.shape} {b.dtype}, expected {a.shape} {a.dtype}"
-        torch.testing.assert_close(_whole(b.detach()), a.detach(), atol=row.atol, rtol=1e-9, msg=lambda m: f"{where}: {m}")
+        torch.testing.assert_close(
+            _whole(b.detach()), a.detach(), atol=row.atol, rtol=1e-9, msg=lambda m: f"{where}: {m}"
+        )
         if a.requires_grad:
             assert b.requires_grad, where
             w = torch.randn(a.shape, dtype=a.dtype, generator=g)

@@ -7,9 +7,21 @@ from cases import case
 X, Y = (2, 7, 6), (2, 6, 9)
 CUTS = ((0, 0), (1, 1), (2, 2))
 
-case("add", lambda x, y: x + y, (X, X), ((1, 1), (2, 2), (1, 2), (1, None), (None, 1), (0, 0)), cuts2=(((1, 2), (1, 2)), ((1, 2), None)))
+case(
+    "add",
+    lambda x, y: x + y,
+    (X, X),
+    ((1, 1), (2, 2), (1, 2), (1, None), (None, 1), (0, 0)),
+    cuts2=(((1, 2), (1, 2)), ((1, 2), None)),
+)
 case("add_bias", lambda x, b: x + b, (X, (6,)), ((1, None), (2, None)), cuts2=(((1, 2), None), ((0, 1), None)), wire=())
-case("add_position", lambda x, p: x + p, (X, (1, 7, 6)), ((1, None), (1, 1), (2, None), (None, 1)), cuts2=(((1, 2), None),))
+case(
+    "add_position",
+    lambda x, p: x + p,
+    (X, (1, 7, 6)),
+    ((1, None), (1, 1), (2, None), (None, 1)),
+    cuts2=(((1, 2), None),),
+)
 case("broadcast_both", lambda x, y: x * y, ((7, 1, 6), (1, 5, 6)), ((0, 1), (0, None), (None, 1), (2, 2)))
 case("sub_div", lambda x, y: (x - 2.0) / (y * y + 1) - 1 / (x * x + 2), (X, X), ((1, 1), (1, None)))
 case("gelu", lambda x: F.gelu(x), (X,), ((0,), (1,), (2,)), cuts2=(((1, 2),),), wire=())
@@ -23,16 +35,40 @@ case("linear", F.linear, (X, (4, 6), (4,)), ((0, None, None), (1, None, None)), 
 case("linear_cut_features", F.linear, (X, (4, 6), (4,)), ((2, None, None),), cuts2=(((1, 2), None, None),))
 case("linear_no_bias", F.linear, (X, (4, 6)), ((1, None),))
 case("matmul_plain", lambda a, b: a @ b, (X, (6, 3)), ((1, None), (2, None), (0, None), (2, 0)))
-case("matmul_batched", lambda a, b: a @ b, (X, Y), ((0, 0), (1, None), (None, 2), (2, 1), (1, 2)), cuts2=(((0, 1), None),))
+case(
+    "matmul_batched",
+    lambda a, b: a @ b,
+    (X, Y),
+    ((0, 0), (1, None), (None, 2), (2, 1), (1, 2)),
+    cuts2=(((0, 1), None),),
+)
 case("mm_contract", lambda a, b: torch.mm(a.transpose(0, 1), b), ((7, 3), (7, 4)), ((0, 0), (0, None)), wire=None)
 case("bmm", torch.bmm, (X, Y), ((0, 0), (2, 1), (1, None)))
-case("einsum_slices", lambda w, x: torch.einsum("bnhg,bnhd->bhgd", w, x), ((2, 7, 2, 3), (2, 7, 2, 4)), ((1, 1), (1, None), (0, 0)), wire=None)
+case(
+    "einsum_slices",
+    lambda w, x: torch.einsum("bnhg,bnhd->bhgd", w, x),
+    ((2, 7, 2, 3), (2, 7, 2, 4)),
+    ((1, 1), (1, None), (0, 0)),
+    wire=None,
+)
 case("vector_dot", lambda a, b: a @ b, ((7,), (7,)), ((0, 0),))
 
 for _name, _f in (("sum", torch.sum), ("mean", torch.mean), ("amax", torch.amax), ("amin", torch.amin)):
     for _keep in (False, True):
-        case(f"{_name}_1_{_keep}", lambda x, f=_f, k=_keep: f(x, dim=1, keepdim=k), (X,), ((0,), (1,), (2,)), cuts2=(((1, 2),),))
-        case(f"{_name}_02_{_keep}", lambda x, f=_f, k=_keep: f(x, dim=(0, 2), keepdim=k), (X,), ((0,), (1,), (2,)), cuts2=(((1, 2),),))
+        case(
+            f"{_name}_1_{_keep}",
+            lambda x, f=_f, k=_keep: f(x, dim=1, keepdim=k),
+            (X,),
+            ((0,), (1,), (2,)),
+            cuts2=(((1, 2),),),
+        )
+        case(
+            f"{_name}_02_{_keep}",
+            lambda x, f=_f, k=_keep: f(x, dim=(0, 2), keepdim=k),
+            (X,),
+            ((0,), (1,), (2,)),
+            cuts2=(((1, 2),),),
+        )
 case("sum_all", lambda x: x.sum(), (X,), ((0,), (1,), (2,)), cuts2=(((1, 2),),), wire=("all_reduce",))
 case("mean_all", lambda x: x.mean(), (X,), ((0,), (1,), (2,)), cuts2=(((1, 2),),), wire=("all_reduce",))
 case("mean_of_square", lambda x, y: ((x - y) ** 2).mean(), (X, X), ((1, 1), (1, None)))

@@ -25,7 +25,9 @@ def _serve(rank, store, pipe):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
     meshes = make_meshes()
     while True:
         task = pipe.recv()
@@ -96,7 +98,9 @@ class Pool:
                     failures.append(f"rank {rank} died with exit code {process.exitcode}")
                     deadline = min(deadline, time.monotonic() + 3)
             if time.monotonic() > deadline:
-                failures.append(f"no answer within {timeout} s from ranks {[r for r in range(WORLD) if r not in results]}")
+                failures.append(
+                    f"no answer within {timeout} s from ranks {[r for r in range(WORLD) if r not in results]}"
+                )
                 break
         if failures:
             if any(v is None for v in results.values()) or len(results) < WORLD:

@@ -51,7 +51,12 @@ def _scatter(meshes):
         mesh = meshes[name]
         ranks = mesh.mesh.flatten().tolist()
         src, me = ranks[-1], dist.get_rank()
-        for dtype, fmt in ((torch.float64, None), (torch.bool, None), (torch.int64, None), (torch.bfloat16, torch.channels_last)):
+        for dtype, fmt in (
+            (torch.float64, None),
+            (torch.bool, None),
+            (torch.int64, None),
+            (torch.bfloat16, torch.channels_last),
+        ):
             g = torch.Generator().manual_seed(src)
             whole = (torch.randn(2, 3, 7, 5, generator=g) * 3).to(dtype)
             whole = whole.contiguous(memory_format=fmt) if fmt else whole
@@ -62,10 +67,14 @@ def _scatter(meshes):
             same(x.full_tensor(), whole)
             index = tuple(slice(*x._spec.local_range(d)) for d in range(4))
             same(x.to_local(), whole[index])
-            assert x._local_tensor.untyped_storage().nbytes() == x._local_tensor.numel() * x._local_tensor.element_size()
+            assert (
+                x._local_tensor.untyped_storage().nbytes() == x._local_tensor.numel() * x._local_tensor.element_size()
+            )
             if fmt:
                 assert x._local_tensor.is_contiguous(memory_format=fmt)
-        r = scatter_tensor(torch.tensor(3.5) if me == src else None, src, mesh, [Replicate()] * mesh.ndim, requires_grad=True)
+        r = scatter_tensor(
+            torch.tensor(3.5) if me == src else None, src, mesh, [Replicate()] * mesh.ndim, requires_grad=True
+        )
         assert r.item() == 3.5 and r.requires_grad and r.is_leaf
     with pytest.raises(ShardingError, match="not in the mesh"):
         scatter_tensor(torch.zeros(4), 99, meshes["2"], [Shard(0)])
@@ -87,7 +96,9 @@ def _from_local(meshes):
     assert x.shape == (2, 10) and x._spec.sizes == ((4, 6),)
     with trace() as wire:
         y = ShardTensor.from_local(local, mesh, [Shard(1)], sharding_shapes={0: [(2, 4), (2, 6)]})
-        z = ShardTensor.from_local(torch.zeros(3 - me, 1), mesh, [Shard(0)], sharding_shapes="chunk", global_shape=(5, 1))
+        z = ShardTensor.from_local(
+            torch.zeros(3 - me, 1), mesh, [Shard(0)], sharding_shapes="chunk", global_shape=(5, 1)
+        )
         x.shape, x.placements, x._spec._sharding_shapes, x.stride(), x.device_mesh
     assert wire.count() == 0
     same(x.full_tensor(), y.full_tensor())
@@ -132,7 +143,11 @@ def _redistribute(meshes):
             continue
         whole = torch.arange(7.0 * 5 * 3).view(7, 5, 3)
         choices = [Shard(0), Shard(1), Shard(2), Replicate()]
-        layouts = [p for p in itertools.product(choices, repeat=mesh.ndim) if len({*p} - {Replicate()}) == sum(isinstance(q, Shard) for q in p)]
+        layouts = [
+            p
+            for p in itertools.product(choices, repeat=mesh.ndim)
+            if len({*p} - {Replicate()}) == sum(isinstance(q, Shard) for q in p)
+        ]
         for a, b in itertools.product(layouts, layouts):
             x = scatter_tensor(whole, None, mesh, a)
             same(x.redistribute(placements=b).full_tensor(), whole)
@@ -207,7 +222,10 @@ def _errors_are_not_swallowed(meshes):
     finally:
         core.set_fallback("warn")
     with pytest.warns(UserWarning, match="no sharding rule"):
-        same(torch.linalg.cholesky(scatter_tensor(4 * torch.eye(4), None, mesh, [Shard(0)])).full_tensor(), 2 * torch.eye(4))
+        same(
+            torch.linalg.cholesky(scatter_tensor(4 * torch.eye(4), None, mesh, [Shard(0)])).full_tensor(),
+            2 * torch.eye(4),
+        )
 
 
 def _user_handlers(meshes):

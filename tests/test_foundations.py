@@ -4,7 +4,6 @@ Every case compares values and all gradients with the same module on one process
 groups with different data, each cut unevenly) and on a mesh of size one.
 """
 
-import copy
 
 import pytest
 import torch
@@ -60,7 +59,9 @@ def reference(groups=1):
 
 
 def shard(x, mesh, sizes=(5, 2)):
-    return scatter_tensor(x, None, mesh, (Shard(1),), requires_grad=True, sizes={0: sizes} if mesh.size() == 2 else None)
+    return scatter_tensor(
+        x, None, mesh, (Shard(1),), requires_grad=True, sizes={0: sizes} if mesh.size() == 2 else None
+    )
 
 
 def whole(t):

@@ -30,7 +30,11 @@ def new(func, x, size, *args, **kwargs):
 def new_strided(func, x, size, stride, *args, **kwargs):
     """Memory order is a matter of each part: autograd asks for it where a gradient is laid out unlike its tensor."""
     plan = new(func, x, size)
-    return Plan(plan.inputs, plan.outputs, lambda t, *a, **k: torch.empty_strided(*_strided(plan, stride), dtype=t.dtype, device=t.device))
+    return Plan(
+        plan.inputs,
+        plan.outputs,
+        lambda t, *a, **k: torch.empty_strided(*_strided(plan, stride), dtype=t.dtype, device=t.device),
+    )
 
 
 def _strided(plan, stride):

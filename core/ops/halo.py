@@ -5,42 +5,61 @@ travel; own rows are copied once, into the array that the plain operation then r
 from metadata, alike on all ranks, and an empty part takes part in every exchange, forward and backward.
 """
 
+from itertools import accumulate
+
 import torch
 
 from core import collectives as c
-from core.shard_tensor import memory_format
-
-
-def extended(t, dim, sizes, before, after, group):
-    """Own rows of ``dim`` with other rows before and after them.
-
-    Args:
-        sizes: extents of all ranks along ``dim``.
-        before, after: for each rank a tuple of half-open global row ranges, in the order in which they are laid.
-    """
-    wanted = tuple((*a, *b) for a, b in zip(before, after))
-    if not any(low < high for ranges in wanted for low, high in ranges):
-        return t
-    got = c.exchange(t, dim, sizes, wanted, group).contiguous(memory_format=memory_format(t))
-    first = sum(max(high - low, 0) for low, high in before[group.rank])
-    return torch.cat([got.narrow(dim, 0, first), t, got.narrow(dim, first, got.shape[dim] - first)], dim)
 
 
 def fetch(t, dim, sizes, ranges, group):
-    """Global rows ``ranges[rank]`` along ``dim``; rows before the first and beyond the last are zero."""
-    total, start, needs = sum(sizes), 0, []
-    for n, (low, high) in zip(sizes, ranges):
-        stop, inside = start + n, (max(low, 0), min(high, total))
-        before = (inside[0], min(inside[1], start))
-        after = (max(inside[0], stop), inside[1])
-        kept = min(max(inside[0], start), stop), min(max(inside[1], start), stop)
-        needs.append((before, after, kept[0] - start, max(kept[1] - kept[0], 0)))
-        start = stop
-    _, _, first, count = needs[group.rank]
-    before, after = [(n[0],) for n in needs], [(n[1],) for n in needs]
-    own = t if count == t.shape[dim] else t.narrow(dim, first, count)
-    if any(low < high for low, high in (r for b, a in zip(before, after) for r in (*b, *a))):
-        ...
-    return own
+    """Global rows ``ranges[rank]`` along ``dim`` on every rank; rows before the first and beyond the last are zero.
+
+    Args:
+        t: own rows.
+        sizes: extents of all ranks along ``dim``.
+        ranges: a half-open range for each rank, of any position.
+    """
+    total, offsets, before, kept, after = sum(sizes), (0, *accumulate(sizes)), [], [], []
+    for (low, high), start, stop in zip(ranges, offsets, offsets[1:]):
+        low, high = max(low, 0), min(high, total)
+        before.append((_range(low, min(high, start)),))
+        kept.append(_range(max(low, start), min(high, stop)))
+        after.append((_range(max(low, stop), high),))
+    (low, high), (first, last), me = ranges[group.rank], kept[group.rank], group.rank
+    own = t.narrow(dim, first - offsets[me] if last > first else 0, last - first)
+    zeros_before = min(max(-low, 0), high - low)
+    zeros_after = min(max(high - total, 0), high - low)
+    parts = [own]
+    if zeros_before or zeros_after:
+        parts = [_zeros(t, dim, zeros_before), own, _zeros(t, dim, zeros_after)]
+    return join(t, dim, sizes, before, parts, after, group)
 
 
+def join(t, dim, sizes, before, parts, after, group):
+    """Foreign rows ``before[rank]`` and ``after[rank]`` (tuples of ranges) laid around the middle one of ``parts``."""
+    wanted = tuple((*a, *b) for a, b in zip(before, after))
+    if any(low < high for ranges in wanted for low, high in ranges):
+        got = c.exchange(t, dim, sizes, wanted, group)
+        got = got.contiguous(memory_format=_memory_format(t))  # torch.cat keeps a format that all its operands have
+        n = sum(high - low for low, high in before[group.rank])
+        middle = len(parts) // 2
+        parts = [*parts[:middle], got.narrow(dim, 0, n), parts[middle], got.narrow(dim, n, got.shape[dim] - n), *parts[middle + 1 :]]
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
+
+
+def _range(low, high):
+    return low, max(low, high)
+
+
+def _zeros(t, dim, rows):
+    shape = list(t.shape)
+    shape[dim] = rows
+    return t.new_zeros(shape).contiguous(memory_format=_memory_format(t))
+
+
+def _memory_format(t):
+    for memory_format, ndim in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+        if t.ndim == ndim and t.is_contiguous(memory_format=memory_format) and not t.is_contiguous():
+            return memory_format
+    return torch.contiguous_format

@@ -1,0 +1,95 @@
+"""Names private to torch live in core/_torch.py, and each still does what core needs."""
+
+import re
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from core import _torch
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_private_names_stay_in_one_file():
+    private = re.compile(r"torch\._(?!_)|torch\.(?:\w+\.)*_[a-z]\w*|from torch\S*\._|_c10d")
+    found = []
+    for path in [*ROOT.glob("core/**/*.py"), *ROOT.glob("data/**/*.py"), *ROOT.glob("apps/**/*.py")]:
+        if path.name == "_torch.py":
+            continue
+        for n, line in enumerate(path.read_text().splitlines(), 1):
+            if private.search(line) and "torch.ops.aten" not in line:
+                found.append(f"{path.relative_to(ROOT)}:{n}: {line.strip()}")
+    assert not found, "\n".join(found)
+
+
+class Probe(torch.Tensor):
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_no_torch_function_switches_the_protocol_off():
+    x = torch.zeros(2).as_subclass(Probe)
+    Probe.calls = 0
+    with _torch.NoTorchFunction():
+        torch.add(x, x)
+    assert Probe.calls == 0
+    torch.add(x, x)
+    assert Probe.calls > 0
+
+
+def test_wrapper_subclass_has_the_given_metadata():
+    class Wrapper(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError("metadata must not dispatch")
+
+    w = _torch.make_wrapper_subclass(Wrapper, (3, 4), (1, 3), dtype=torch.float16, device=torch.device("cpu"))
+    assert type(w) is Wrapper and w.shape == (3, 4) and w.stride() == (1, 3) and w.dtype == torch.float16
+
+
+def test_keeps_graph_tells_what_backward_was_asked():
+    seen = []
+
+    class Ask(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(_torch.keeps_graph())
+            return grad
+
+    y = Ask.apply(torch.ones(2, requires_grad=True)).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    assert seen == [True, False]
+
+
+def _wire(meshes):
+    mesh = meshes["2"]
+    name, me = _torch.group_name(mesh.get_group()), mesh.get_local_rank()
+    value = _torch.wire.wait_tensor(_torch.wire.all_reduce(torch.full((3,), 1.0 + me), "sum", name))
+    assert value.tolist() == [3.0] * 3
+    gathered = _torch.wire.wait_tensor(_torch.wire.all_gather_into_tensor(torch.tensor([me]), 2, name))
+    assert gathered.tolist() == [0, 1]
+    part = _torch.wire.wait_tensor(_torch.wire.reduce_scatter_tensor(torch.tensor([1.0, 2.0]), "sum", 2, name))
+    assert part.tolist() == [2.0 + 2.0 * me]
+    splits = ([0, 3], [0, 0]) if me == 0 else ([0, 0], [3, 0])  # only rank 1 sends
+    moved = _torch.wire.wait_tensor(
+        _torch.wire.all_to_all_single(torch.arange(3.0) if me else torch.empty(0), *splits, name)
+    )
+    assert moved.tolist() == ([0.0, 1.0, 2.0] if me == 0 else [])
+    d = _torch.dtensor_from_local(torch.ones(2, 2), mesh, [Replicate()], (2, 2), (2, 1))
+    assert isinstance(d, DTensor) and d.shape == (2, 2)
+    pending = d.redistribute(placements=[Replicate()]).to_local()
+    assert type(_torch.wait(pending)) is torch.Tensor
+
+
+def test_functional_collectives(pool):
+    pool.run(_wire)
