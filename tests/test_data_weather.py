@@ -269,6 +269,16 @@ def test_mixed_satellites_are_refused_unless_one_is_chosen(tmp_path):
     assert frame.sum() > 100 and source.frame(source.stamps[0] + step) == {} and list(source.used) == [GLM_G19.name]
 
 
+def test_a_frame_counts_the_step_before_it(tmp_path):
+    folder, half, grid = copy_to(tmp_path / "glm", GLM_G19), np.timedelta64(10, "s"), hrrr_crop(2)
+    source, events = Lightning(folder, grid, half), glm.read_glm(GLM_G19)
+    start = glm.scan_glm(GLM_G19).start
+    assert source.stamps.tolist() == [(start + half).item(), (start + 2 * half).item()]
+    for stamp in source.stamps:
+        expected = glm.count_events(events, grid, stamp - half, stamp)
+        assert expected.sum() > 100 and np.array_equal(source.frame(stamp)["glm"], expected)
+
+
 def test_too_few_lightning_files(tmp_path):
     folder = copy_to(tmp_path / "glm", GLM_G19)
     with pytest.raises(InputError, match="cover at most 3% of a step"):
