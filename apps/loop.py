@@ -1,8 +1,8 @@
 """The one training loop: steps, validation, checkpoints and exact resume, the same on one process and on a mesh.
 
-An application gives a *task*: how many samples there are, the loss of a list of samples, and a validation. The loop knows
-nothing of shards; the task's loss is a mean over the samples it is given, so the mean over data groups that the wrapper
-takes of the gradients is the gradient of the global batch.
+An application gives a *task*: how many samples there are, the loss of a list of samples, and a validation. The loop
+knows nothing of shards; the task's loss is a mean over the samples it is given, so the mean over data groups that the
+wrapper takes of the gradients is the gradient of the global batch.
 """
 
 import json

@@ -23,7 +23,7 @@ from core.spec import ShardTensorSpec, chunk_sizes, make_spec
 
 
 class TensorPromotionMode(enum.Enum):
-    """What happens when a plain tensor meets a ShardTensor: taken as replicated (with or without a warning), or refused."""
+    """When a plain tensor meets a ShardTensor: take it as replicated, silently or with a warning, or refuse."""
 
     DISABLED = "disabled"
     WARN = "warn"
@@ -82,7 +82,7 @@ class ShardTensor(torch.Tensor):
 
     @classmethod
     def register_function_handler(cls, func, handler):
-        """``handler(func, types, args, kwargs)`` computes ``func`` above autograd whenever a ShardTensor is among its arguments."""
+        """``handler(func, types, args, kwargs)`` computes ``func`` above autograd where an argument is a ShardTensor."""
         dispatch.HANDLERS[func] = handler
 
     @classmethod
@@ -243,7 +243,7 @@ def local_cotangent(grad, spec):
 
 
 def cotangent_spec(spec):
-    """Where the gradient of a value cut as ``spec`` lies: Shard for Shard, Partial for Replicate, Replicate for Partial."""
+    """Where a local graph finds the gradient of its value: Shard for Shard, Partial for Replicate and the reverse."""
     dual = {Shard: lambda p: p, Replicate: lambda p: Partial(), Partial: lambda p: Replicate()}
     return spec._new([dual[type(p)](p) for p in spec.placements], spec.sizes)
 
@@ -368,7 +368,7 @@ def _spec_of_local(local, mesh, placements, sharding_shapes, global_shape, check
         wrong = _any_rank(wrong, mesh, local.device)
     if wrong:
         raise UndeterminedShardingError(
-            f"local shape {tuple(local.shape)} is not the {tuple(spec.local_shape())} that the placements and sizes say",
+            f"local shape {tuple(local.shape)} where placements and sizes say {tuple(spec.local_shape())}",
             op="from_local",
             operands=[spec],
         )

@@ -257,7 +257,7 @@ def make_spec(mesh: DeviceMesh, placements, shape, sizes=None, stride=None):
         extents = tuple(int(n) for n in sizes.get(axis) or chunk_sizes(shape[dim], mesh.size(axis)))
         if len(extents) != mesh.size(axis) or sum(extents) != shape[dim] or min(extents, default=0) < 0:
             raise UndeterminedShardingError(
-                f"extents {extents} of axis {axis} ({mesh.size(axis)} ranks) do not add up to {shape[dim]} along dim {dim}"
+                f"extents {extents} of axis {axis} ({mesh.size(axis)} ranks) do not make {shape[dim]} along dim {dim}"
             )
         table.append(extents)
     return ShardTensorSpec(mesh, placements, shape, table, stride)

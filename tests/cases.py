@@ -70,13 +70,13 @@ def extents(n, ranks, split):
     return (0, *chunk_sizes(n, ranks - 1)) if n % 2 else (*chunk_sizes(n, ranks - 1), 0)
 
 
-def operands(row, seed):
+def operands(row, seed, device):
     g = torch.Generator().manual_seed(seed)
     made = []
     for i, shape in enumerate(row.shapes):
         x = row.make[i](g, shape) if i in row.make else torch.randn(shape, dtype=torch.float64, generator=g)
         wants = x.is_floating_point() if row.differentiable is None else i in row.differentiable
-        made.append(x.requires_grad_(wants))
+        made.append(x.to(device).requires_grad_(wants))
     return made
 
 
@@ -115,7 +115,8 @@ def run_case(meshes, name, mesh_name, split):
 
 def _compare(row, mesh, dims, split, seed, assert_wire):
     where = f"{row.name} cut {dims} {split}"
-    plain = operands(row, seed)
+    device = "cuda" if mesh.device_type == "cuda" else "cpu"
+    plain = operands(row, seed, device)
     cut = [_cut(x, mesh, d, split) for x, d in zip(plain, dims)]
     torch.manual_seed(seed)
     expected = _tuple(row.fn(*plain))
@@ -138,7 +139,7 @@ def _compare(row, mesh, dims, split, seed, assert_wire):
         )
         if a.requires_grad:
             assert b.requires_grad, where
-            w = torch.randn(a.shape, dtype=a.dtype, generator=g)
+            w = torch.randn(a.shape, dtype=a.dtype, generator=g).to(device)
             losses = [losses[0] + (a * w).sum(), losses[1] + (b * w).sum()]
     if not isinstance(losses[0], torch.Tensor):
         return

@@ -1,8 +1,8 @@
 """Four worker processes, started once a session, on which every distributed case runs.
 
 Each worker holds the meshes that the cases need. A case is an importable function ``case(meshes, *args)`` that every
-worker calls; it asserts in place. A case in which a worker dies or does not answer poisons the pool: the workers are killed
-and the next case starts new ones, so that a hang is a failure of one case and not of the session.
+worker calls; it asserts in place. A case in which a worker dies or does not answer poisons the pool: the workers are
+killed and the next case starts new ones, so that a hang is a failure of one case and not of the session.
 """
 
 import multiprocessing as mp

@@ -6,6 +6,7 @@ import torch
 
 from core import collectives as c
 from core.dispatch import Plan, op
+from core.ops.reduction import reduced_dims
 from core.spec import chunk_sizes
 
 aten = torch.ops.aten
@@ -45,10 +46,7 @@ def unsqueeze(func, x, dim):
 @op(aten.squeeze, pending=True)
 def squeeze(func, x, dim=None):
     """Drops dims of global extent one; a cut dim of extent one is made whole first."""
-    if dim is None:
-        dims = range(x.ndim)
-    else:
-        dims = [d % max(x.ndim, 1) for d in ((dim,) if isinstance(dim, int) else dim)]
+    dims = reduced_dims(x, dim)
     gone = [d for d in dims if d < x.ndim and x.shape[d] == 1]
     x = x.whole(*gone)
     keep = [d for d in range(x.ndim) if d not in gone]
