@@ -43,8 +43,9 @@ def join(t, dim, sizes, before, parts, after, group):
         got = c.exchange(t, dim, sizes, wanted, group)
         got = got.contiguous(memory_format=_memory_format(t))  # torch.cat keeps a format that all its operands have
         n = sum(high - low for low, high in before[group.rank])
+        first, last = got.narrow(dim, 0, n), got.narrow(dim, n, got.shape[dim] - n)
         middle = len(parts) // 2
-        parts = [*parts[:middle], got.narrow(dim, 0, n), parts[middle], got.narrow(dim, n, got.shape[dim] - n), *parts[middle + 1 :]]
+        parts = [*parts[:middle], first, parts[middle], last, *parts[middle + 1 :]]
     return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
 
 

@@ -135,7 +135,7 @@ def group_norm(func, x, num_groups, weight=None, bias=None, eps=1e-5):
     return Plan(inputs, x, local)
 
 
-# -- below autograd: the same for ShardTensors inside another mesh's DTensors ---------------------------------------------
+# -- below autograd: the same for ShardTensors inside another mesh's DTensors -----------------------------------------
 def _statistics(x, dims):
     """Spec of the statistics, one for each row."""
     shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
