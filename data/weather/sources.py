@@ -142,7 +142,8 @@ class Lightning(Source):
         files = {about.start: (path, about) for path, about in files}  # a file issued again replaces the first
         self.starts = np.array(sorted(files))
         self.files = [files[start] for start in self.starts]
-        ends = _round(np.array([f.end for _, f in self.files]) + self.step / 2 - np.timedelta64(1, "ms"), self.step)
+        after = self.step / 2 - np.timedelta64(1, "ms")  # rounds up
+        ends = [_round(t + after, self.step) for _, f in self.files for t in (f.start + EARLY, f.end)]
         covered = {time: self._covered(time) for time in np.unique(ends)}
         self.stamps = np.array([time for time, share in covered.items() if share >= coverage], "datetime64[ms]")
         if self.stamps.size == 0:

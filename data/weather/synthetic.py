@@ -44,9 +44,7 @@ def build_synthetic(path, storms=None, grid=None, mode="w-"):
     """
     storms, grid = storms or Storms(), grid or hrrr_crop(**WINDOW)
     if storms.days < 3:
-        raise InputError(
-            "has no room for training, validation and test", variable="days", remedy="Make at least 3 days"
-        )
+        raise InputError("leave no day for validation or test", variable="days", remedy="Make at least 3")
     for name in storms.channels:
         if name not in SEEN:
             raise InputError("is not made", variable=name, remedy=f"Choose among {', '.join(SEEN)}")
@@ -62,10 +60,11 @@ def build_synthetic(path, storms=None, grid=None, mode="w-"):
 def day_frames(storms, grid, day, times):
     """Yield the frames (channel, y, x) float32 of one storm day; the same for the same seed, day and grid."""
     rng = np.random.default_rng([storms.seed, day])
-    sky = _Sky(rng, grid, len(times), storms.density)
+    seconds = (times - times[0]) / np.timedelta64(1, "s")
+    sky = _Sky(rng, grid, seconds[-1] / 3600, storms.density)
     hole = _radar_hole(rng, grid) if storms.hole else np.zeros(grid.shape, bool)
-    for step, time in enumerate(times):
-        rain, anvil = sky.at(step * 600.0)
+    for time, since in zip(times, seconds):
+        rain, anvil = sky.at(since)
         views = _observe(rng, grid, time, rain, anvil, storms.channels)
         for name in storms.channels:
             if name == "refc":
@@ -78,9 +77,8 @@ def day_frames(storms, grid, day, times):
 class _Sky:
     """Cells of one day: where and when each is born, how it moves, how wide and how strong it becomes."""
 
-    def __init__(self, rng, grid, frames, density):
+    def __init__(self, rng, grid, hours, density):
         self.x, self.y = grid.x / 1e3, grid.y / 1e3  # km
-        hours = frames * 600 / 3600
         wind = rng.uniform(6, 11), rng.uniform(-4, 4)  # m/s, steering wind
         shear = rng.normal(0, 2.5, (2, 2)) / (500 * np.ptp(self.x))  # 1/s: 2.5 m/s from centre to edge
         margin, early = 150.0, 5.0  # km, h: room and time for cells to come in
