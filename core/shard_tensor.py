@@ -82,7 +82,7 @@ class ShardTensor(torch.Tensor):
 
     @classmethod
     def register_function_handler(cls, func, handler):
-        """``handler(func, types, args, kwargs)`` computes ``func`` above autograd where an argument is a ShardTensor."""
+        """``handler(func, types, args, kwargs)`` computes ``func`` above autograd for ShardTensors."""
         dispatch.HANDLERS[func] = handler
 
     @classmethod
