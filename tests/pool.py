@@ -19,16 +19,22 @@ class CaseFailed(AssertionError):
     pass
 
 
-def _serve(rank, store, pipe):
+def _serve(rank, world, device, store, pipe):
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+        "nccl" if device == "cuda" else "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
     )
-    meshes = make_meshes()
+    meshes = make_meshes() if device == "cpu" else make_gpu_meshes()
     while True:
         task = pipe.recv()
         if task is None:
@@ -60,16 +66,25 @@ def make_meshes():
     }
 
 
+def make_gpu_meshes():
+    from torch.distributed.device_mesh import init_device_mesh
+
+    one = init_device_mesh("cuda", (2, 1), mesh_dim_names=("ddp", "domain"))
+    return {"1": one["domain"], "2": init_device_mesh("cuda", (2,), mesh_dim_names=("domain",))}
+
+
 class Pool:
-    def __init__(self):
-        self._workers = []
+    def __init__(self, world=WORLD, device="cpu"):
+        self._world, self._device, self._workers = world, device, []
 
     def _start(self):
         self._folder = tempfile.TemporaryDirectory()
         context = mp.get_context("spawn")
-        for rank in range(WORLD):
+        for rank in range(self._world):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, f"{self._folder.name}/store", there), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, self._world, self._device, f"{self._folder.name}/store", there), daemon=True
+            )
             process.start()
             there.close()
             self._workers.append((process, here))
@@ -83,7 +98,7 @@ class Pool:
             pipe.send((function, args))
         deadline = time.monotonic() + timeout + (60 if fresh else 0)
         results, failures = {}, []
-        while len(results) < WORLD:
+        while len(results) < self._world:
             for rank, (process, pipe) in enumerate(self._workers):
                 if rank in results:
                     continue
@@ -99,14 +114,14 @@ class Pool:
                     deadline = min(deadline, time.monotonic() + 3)
             if time.monotonic() > deadline:
                 failures.append(
-                    f"no answer within {timeout} s from ranks {[r for r in range(WORLD) if r not in results]}"
+                    f"no answer within {timeout} s from ranks {[r for r in range(self._world) if r not in results]}"
                 )
                 break
         if failures:
-            if any(v is None for v in results.values()) or len(results) < WORLD:
+            if any(v is None for v in results.values()) or len(results) < self._world:
                 self.close(kill=True)  # dead or stuck; workers that all answered can go on
             raise CaseFailed("\n".join(failures))
-        return [results[r] for r in range(WORLD)]
+        return [results[r] for r in range(self._world)]
 
     @staticmethod
     def _receive(pipe):
