@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 wire = torch.ops._c10d_functional
+pad = torch._C._nn.pad  # what compiled code calls for F.pad
 
 
 def keeps_graph():
@@ -38,6 +39,7 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "keeps_graph",
     "make_wrapper_subclass",
+    "pad",
     "wait",
     "wire",
 ]

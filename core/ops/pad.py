@@ -2,13 +2,14 @@
 
 import torch.nn.functional as F
 
+from core import _torch
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import MissingShardPatch, ShardingError
 from core.ops.halo import join
 
 
-@op(F.pad)
+@op(F.pad, _torch.pad)
 def pad(func, x, pad, mode="constant", value=None):
     """Negative widths crop. The cut follows the rows; a constant sends nothing, other modes only what they copy."""
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
