@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
@@ -249,7 +250,8 @@ def above(func, types, args, kwargs):
 # Gradient edges instead of tensors: a backward pass may recompute a checkpointed forward, so it must run with
 # ``__torch_function__`` switched on, and edges have none of their own.
 def _edges(tensors):
-    return [get_gradient_edge(t) if isinstance(t, ShardTensor) else t for t in tensors]
+    with NoTorchFunction():
+        return [get_gradient_edge(t) if isinstance(t, ShardTensor) else t for t in tensors]
 
 
 def _seeds(outputs, grads):
@@ -369,6 +371,7 @@ class _Region(Function):
         return _wrapped(_detached(outs), plan.outputs)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *grads):
         specs = ctx.plan.outputs if isinstance(ctx.plan.outputs, tuple) else (ctx.plan.outputs,)
         live = [(o, s, g) for o, s, g in zip(ctx.outs, specs, grads) if g is not None and o.requires_grad]

@@ -190,6 +190,30 @@ def mean_on_replicated(meshes, name):
     same(whole(x.grad), expected.grad)
 
 
+def backward_twice(meshes, name):
+    losses, dx, dw = reference()
+    model, x = make(), shard(data(0), meshes[name])
+    loss = loss_of(model(x))
+    loss.backward(retain_graph=True)
+    loss.backward()
+    same(whole(x.grad), 2 * dx[0])
+    same(model[0].fc1.weight.grad, 2 * dw[list(dict(model.named_parameters())).index("0.fc1.weight")])
+
+
+def second_derivative(meshes, name):
+    """Right for operations caught below autograd; refused, never wrong, for those above."""
+    mesh = meshes[name]
+    x0, x1 = data(0).requires_grad_(), shard(data(0), mesh)
+    for x in (x0, x1):
+        (g,) = torch.autograd.grad((x.sin() * x.exp()), x, torch.ones_like(x), create_graph=True)
+        g.backward(torch.ones_like(g))
+    same(whole(x1.grad), x0.grad)
+    x = shard(data(0), mesh)
+    (g,) = torch.autograd.grad(make()(x).pow(2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+        g.sum().backward()
+
+
 CASES = [
     *[(plain, n) for n in ("1", "2")],
     (ddp, "2"),
@@ -202,6 +226,8 @@ CASES = [
     (compiled, "2", "inductor"),
     (tensor_parallel, "2"),
     *[(mean_on_replicated, n) for n in ("1", "2")],
+    *[(backward_twice, n) for n in ("1", "2")],
+    *[(second_derivative, n) for n in ("1", "2")],
 ]
 
 
