@@ -4,6 +4,7 @@ from core import ops  # noqa: F401  (the rules)
 from core.dispatch import Plan, op, set_fallback
 from core.errors import InputError, MissingShardPatch, ShardingError, UndeterminedShardingError
 from core.mesh import DistributedManager, make_mesh
+from core.ops.neighborhood import neighborhood_attention
 from core.shard_tensor import ShardTensor, TensorPromotionMode, scatter_tensor
 from core.spec import ShardTensorSpec, make_spec
 
@@ -19,6 +20,7 @@ __all__ = [
     "UndeterminedShardingError",
     "make_mesh",
     "make_spec",
+    "neighborhood_attention",
     "op",
     "scatter_tensor",
     "set_fallback",
