@@ -25,7 +25,7 @@ from core._torch import NoTorchFunction, keeps_graph
 from core.errors import MissingShardPatch, ShardingError
 from core.redistribute import move
 from core.shard_tensor import ShardTensor, check_promotion, cotangent_spec, local_cotangent, promote
-from core.spec import ShardTensorSpec
+from core.spec import REPLICATE, ShardTensorSpec, replicated_spec
 
 
 class Plan(NamedTuple):
@@ -46,6 +46,7 @@ class Plan(NamedTuple):
 RULES: dict[Any, Callable] = {}
 HANDLERS: dict[Any, Callable] = {}
 _plans: dict[Any, Plan] = {}
+_MOST_PLANS = 20_000
 
 
 def op(*functions, pending=False):
@@ -125,14 +126,7 @@ def _shards(tensors):
 def _spec_of(tensor, mesh):
     if isinstance(tensor, ShardTensor):
         return tensor._spec
-    n = mesh.ndim
-    return ShardTensorSpec(mesh, _shards_none(n), tensor.shape, (None,) * n)
-
-
-def _shards_none(n):
-    from core.spec import REPLICATE
-
-    return (REPLICATE,) * n
+    return replicated_spec(mesh, tensor.shape)
 
 
 def _plan(rule, func, args, kwargs, tensors, key):
@@ -145,6 +139,8 @@ def _plan(rule, func, args, kwargs, tensors, key):
         specs = [_spec_of(t, mesh) for t in tensors]
         plan = _call(lambda *a, **k: rule(func, *a, **k), args, kwargs, specs)
         if key is not None:
+            if len(_plans) >= _MOST_PLANS:  # scalars that change every step would fill it
+                _plans.clear()
             _plans[key] = plan
     return plan
 
@@ -302,8 +298,8 @@ def _with_dtensors(func, args, kwargs, tensors):
     if not others:
         values = [promote(t, mesh) if isinstance(t, DTensor) else t for t in tensors]
     else:
-        n = others[0].ndim
-        values = [t if isinstance(t, DTensor) else DTensor.from_local(t, others[0], _shards_none(n)) for t in tensors]
+        whole = [REPLICATE] * others[0].ndim
+        values = [t if isinstance(t, DTensor) else DTensor.from_local(t, others[0], whole) for t in tensors]
     return _call(func, args, kwargs, values)
 
 
@@ -503,11 +499,7 @@ def _fallback(func, args, kwargs, tensors):
 def _recut(out, like):
     """Results of the operand's shape are cut as the operand, others stay whole."""
     if isinstance(out, torch.Tensor):
-        spec = (
-            like.finished()
-            if out.shape == like.shape
-            else like.replicated()._new(like.replicated().placements, (None,) * like.mesh.ndim, out.shape)
-        )
+        spec = like.finished() if out.shape == like.shape else replicated_spec(like.mesh, out.shape)
         return ShardTensor(move(out, spec.replicated(), spec), spec)
     if isinstance(out, (tuple, list)):
         return type(out)([_recut(o, like) for o in out])

@@ -19,7 +19,7 @@ from core import collectives as c
 from core._torch import NoTorchFunction, dtensor_from_local, make_wrapper_subclass, wait
 from core.errors import ShardingError, UndeterminedShardingError
 from core.redistribute import move
-from core.spec import ShardTensorSpec, chunk_sizes, make_spec
+from core.spec import ShardTensorSpec, chunk_sizes, make_spec, replicated_spec
 
 
 class TensorPromotionMode(enum.Enum):
@@ -331,8 +331,7 @@ def promote(tensor, mesh):
     """``tensor``, equal on all ranks of ``mesh``, as a replicated ShardTensor. Differentiable."""
     if isinstance(tensor, DTensor):
         return ShardTensor.from_dtensor(tensor)
-    n = mesh.ndim
-    return Promote.apply(tensor, ShardTensorSpec(mesh, (Replicate(),) * n, tensor.shape, (None,) * n))
+    return Promote.apply(tensor, replicated_spec(mesh, tensor.shape))
 
 
 def check_promotion(tensor):

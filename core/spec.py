@@ -144,8 +144,7 @@ class ShardTensorSpec:
         """The same tensor, whole on every rank."""
         if self.is_replicated():
             return self
-        n = len(self.placements)
-        return self._new((REPLICATE,) * n, (None,) * n)
+        return replicated_spec(self.mesh, self.shape)
 
     def finished(self):
         """The same tensor with every pending sum carried out."""
@@ -225,6 +224,11 @@ def chunk_sizes(extent, ranks):
     """Extents of ``torch.chunk``: ceil(extent / ranks) each until nothing is left; the last ranks may hold none."""
     step = -(-extent // ranks)
     return tuple(max(0, min(step, extent - i * step)) for i in range(ranks))
+
+
+def replicated_spec(mesh, shape):
+    """A tensor of ``shape``, whole on every rank."""
+    return ShardTensorSpec(mesh, (REPLICATE,) * mesh.ndim, shape, (None,) * mesh.ndim)
 
 
 def make_spec(mesh: DeviceMesh, placements, shape, sizes=None, stride=None):

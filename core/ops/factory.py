@@ -3,6 +3,8 @@
 import torch
 
 from core.dispatch import Plan, op
+from core.ops.pointwise import operand
+from core.spec import replicated_spec
 
 aten = torch.ops.aten
 
@@ -22,8 +24,7 @@ def new(func, x, size, *args, **kwargs):
     """A tensor of any shape is whole on every rank; of the operand's shape, cut as the operand."""
     if tuple(size) == tuple(x.shape):
         return Plan((x,), x, lambda t, size, *a, **k: func(t, t.shape, *a, **k))
-    whole = x.replicated()._new(x.replicated().placements, (None,) * x.mesh.ndim, size)
-    return Plan((x,), whole)
+    return Plan((x,), replicated_spec(x.mesh, size))
 
 
 @op(aten.new_empty_strided)
@@ -49,6 +50,4 @@ def _strided(plan, stride):
 
 @op(aten.copy_)
 def copy_(func, target, source, *args, **kwargs):
-    from core.ops.pointwise import operand
-
     return Plan((target, operand(source, target)), target)

@@ -6,7 +6,9 @@ from torch.distributed.tensor.placement_types import Shard
 
 from core.dispatch import Plan, op
 from core.errors import MissingShardPatch
-from core.spec import PARTIAL
+from core.ops.pointwise import operand
+from core.ops.reduction import finish_local
+from core.spec import PARTIAL, REPLICATE
 
 aten = torch.ops.aten
 
@@ -71,7 +73,7 @@ def _contract(operands, result):
             if label and label in labels and spec.shape[labels.index(label)] == extent[label]:
                 inputs[i] = inputs[i].with_axis(axis, Shard(labels.index(label)), extents)
         if label is None:
-            placements.append(inputs[0].replicated().placements[axis])
+            placements.append(REPLICATE)
             sizes.append(None)
         elif label in result:
             placements.append(Shard(result.index(label)))
@@ -93,10 +95,8 @@ def _cut_label(operands, axis, extent, taken):
     return None, None
 
 
-def _summed(out, func, n):
+def _summed(out, func):
     """Below autograd a pending product is summed at once, and what is whole then is a plain tensor."""
-    from core.ops.reduction import finish_local
-
     return lambda *args, **kwargs: finish_local(func(*args, **kwargs), out)
 
 
@@ -109,8 +109,6 @@ def mm_below(func, a, b):
 @op(aten.addmm, aten.baddbmm)
 def addmm_below(func, bias, a, b, *, beta=1, alpha=1):
     inputs, out = _contract([(a, "znm"[-a.ndim :]), (b, "zmp"[-b.ndim :])], "znp"[-a.ndim :])
-    from core.ops.pointwise import operand
-
     if out.is_partial():  # the bias would be counted on every rank
         inputs = tuple(s.replicated() for s in inputs)
         out = out.replicated()
@@ -121,4 +119,4 @@ def _below(func, inputs, out):
     if not out.is_partial():
         return Plan(inputs, out)
     done = out.finished()
-    return Plan(inputs, None if done.is_replicated() else done, _summed(out, func, len(inputs)))
+    return Plan(inputs, None if done.is_replicated() else done, _summed(out, func))

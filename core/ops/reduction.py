@@ -1,7 +1,7 @@
 """Reductions: the part's own result, then one small all-reduce over the axes whose cut was reduced away."""
 
 import torch
-from torch.distributed.tensor.placement_types import Partial, Shard
+from torch.distributed.tensor.placement_types import Partial
 
 from core import collectives as c
 from core.dispatch import Plan, op
@@ -77,9 +77,6 @@ def sum_below(func, x, dim=None, keepdim=False, *, dtype=None):
         return finish_local(value / count if count != 1 else value, pending)
 
     return Plan((x,), None if axes and out.is_replicated() else out, local)
-
-
-_LOWEST = {"max": False, "amax": False, "min": True, "amin": True}
 
 
 @op(torch.amax, torch.Tensor.amax, torch.amin, torch.Tensor.amin)
@@ -175,6 +172,3 @@ def softmax_below(func, x, dim, half_to_float):
 def softmax_backward_below(func, grad, output, dim, dtype):
     output = output.whole(dim)
     return Plan((output, output), output)
-
-
-__all__ = ["Shard", "finish_local", "reduced", "reduced_dims"]

@@ -6,6 +6,7 @@ import torch
 
 from core import collectives as c
 from core.dispatch import Plan, op
+from core.ops.pointwise import meet, operand
 from core.ops.reduction import reduced_dims
 from core.spec import chunk_sizes
 
@@ -241,8 +242,6 @@ def unbind(func, x, dim=0):
 # -- joins ------------------------------------------------------------------------------------------------------------
 @op(aten.stack)
 def stack(func, xs, dim=0):
-    from core.ops.pointwise import meet, operand
-
     target = meet(xs)
     dim = dim % (target.ndim + 1)
     shape = [*target.shape[:dim], len(xs), *target.shape[dim:]]
