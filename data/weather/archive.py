@@ -89,10 +89,14 @@ class WeatherReader:
         return dict(self._group["crs"].attrs)
 
     @cached_property
+    def axes(self):
+        """Map coordinates of the cell centres, x (nx,) and y (ny,), m; reads nothing of two dims."""
+        return self._group["x"][:], self._group["y"][:]
+
+    @cached_property
     def grid(self):
-        """The whole `Grid`, latitude and longitude included; for a part of those use `read`."""
-        y, x, latitude, longitude = (self._group[name][...] for name in ("y", "x", "latitude", "longitude"))
-        return Grid(x, y, latitude, longitude, self.crs)
+        """The whole `Grid`, latitude and longitude included; for a part of those use `read`, for x and y `axes`."""
+        return Grid(*self.axes, self._group["latitude"][...], self._group["longitude"][...], self.crs)
 
     @property
     def mean(self):
