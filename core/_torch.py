@@ -21,6 +21,11 @@ def group_name(group):
     return group.group_name
 
 
+def release_groups(mesh):
+    """Drops the process groups that a root mesh (and with it its submeshes) holds on to."""
+    getattr(mesh, "_pg_registry", {}).clear()
+
+
 def dtensor_from_local(local, mesh, placements, shape, stride):
     """A DTensor over ``local`` without communication or autograd, for splits that torch.chunk would give."""
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
@@ -40,6 +45,7 @@ __all__ = [
     "keeps_graph",
     "make_wrapper_subclass",
     "pad",
+    "release_groups",
     "wait",
     "wire",
 ]

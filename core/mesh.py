@@ -7,7 +7,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from core._torch import release_groups
 from core.errors import InputError
+
+_made: list[DeviceMesh] = []
 
 
 class DistributedManager:
@@ -65,6 +68,11 @@ class DistributedManager:
 
     @staticmethod
     def cleanup():
+        """Leaves the process group. Meshes must let go of it too: a thread of gloo that outlives the interpreter's end
+        aborts the process, whatever its exit status was to be."""
+        for mesh in _made:
+            release_groups(mesh)
+        _made.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -81,4 +89,5 @@ def make_mesh(device_type, shape, names) -> DeviceMesh:
             remedy="The axes must multiply to the number of processes started (torchrun --nproc-per-node).",
         )
     shape = [world // known if n == -1 else n for n in shape]
-    return init_device_mesh(device_type, tuple(shape), mesh_dim_names=tuple(names))
+    _made.append(init_device_mesh(device_type, tuple(shape), mesh_dim_names=tuple(names)))
+    return _made[-1]
