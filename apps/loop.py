@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from apps.cli import option
 from core import DistributedManager, InputError, checkpoint
-from core.parallelize import parallelize, unwrapped
+from core.parallelize import parallelize, reshard, unwrapped
 from data.sampler import DomainSampler
 
 
@@ -188,7 +188,7 @@ class _Run:
                 f.write(json.dumps({"step": self.step, "validation": self.scores}) + "\n")
 
     def _averaged(self):
-        return _Swapped(self._named, self.ema)
+        return _Swapped(self.model, self._named, self.ema)
 
     def save(self):
         extra = {
@@ -217,8 +217,8 @@ class _Run:
 class _Swapped:
     """The averaged weights in place of the trained ones, for the time of a validation."""
 
-    def __init__(self, named, ema):
-        self.named, self.ema = named, ema
+    def __init__(self, model, named, ema):
+        self.model, self.named, self.ema = model, named, ema
 
     def __enter__(self):
         self._swap()
@@ -228,6 +228,7 @@ class _Swapped:
 
     @torch.no_grad()
     def _swap(self):
+        reshard(self.model)
         for name, p in self.named() if self.ema else ():
             kept = p.detach().clone()
             p.copy_(self.ema[name])

@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,6 +42,13 @@ def parallelize(module, mesh, *, fsdp=False, blocks=()):
         return module
     device = [torch.cuda.current_device()] if mesh.device_type == "cuda" else None
     return DistributedDataParallel(module, device_ids=device, process_group=data.get_group())
+
+
+def reshard(module):
+    """Puts the parameters that FSDP2 left gathered after a forward pass back into their shards."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def unwrapped(module):
