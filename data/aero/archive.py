@@ -13,6 +13,7 @@ only, statistics_hash. This module imports zarr and numpy alone: training needs 
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -115,17 +116,35 @@ def _check_arrays(run, kind, arrays):
 def _write_array(group, name, values):
     """Chunks of rows, at least 32 of them so that small runs can be cut over ranks too, in few shard files.
 
-    No compression: in random row order float32 values do not compress, and plain bytes read fastest.
+    No compression: in random row order float32 values do not compress, and plain bytes read fastest. Zeros are written
+    like all values, so that the length of every file is known and one that is missing is not read as zeros.
     """
     dtype = values.dtype if values.dtype in (np.int64, np.bool_) else np.float32
     rows = min(CHUNK_ROWS, max(1, -(-len(values) // 32)))
     per_shard = rows * min(64, -(-len(values) // rows))
     rest = values.shape[1:]
     array = group.create_array(
-        name, shape=values.shape, dtype=dtype, chunks=(rows, *rest), shards=(per_shard, *rest), compressors=None
+        name,
+        shape=values.shape,
+        dtype=dtype,
+        chunks=(rows, *rest),
+        shards=(per_shard, *rest),
+        compressors=None,
+        config={"write_empty_chunks": True},
     )
     for start in range(0, len(values), per_shard):
         array[start : start + per_shard] = values[start : start + per_shard].astype(dtype)
+
+
+def _files(array):
+    """Pairs (file name, length) of an array of ``_write_array``: whole chunks, then 16 bytes of index a chunk and a
+    checksum of four."""
+    rows, per_shard = array.chunks[0], array.shards[0]
+    width = array.dtype.itemsize * math.prod(array.shape[1:])
+    for number, start in enumerate(range(0, array.shape[0], per_shard)):
+        chunks = -(-min(per_shard, array.shape[0] - start) // rows)
+        name = os.path.join("c", str(number), *("0" for _ in array.shape[1:]))
+        yield name, chunks * rows * width + per_shard // rows * 16 + 4
 
 
 def _add_moments(moments, name, values):
@@ -228,6 +247,23 @@ class AeroReader:
     def read(self, sample, name, index=(slice(None),)):
         """Values of ``index`` (one slice a dim, missing ones whole); touches only the chunks that ``index`` meets."""
         return self._array(sample, name)[tuple(index)]
+
+    def check(self, sample, names):
+        """Raises InputError naming the file where a file of one of the arrays is missing or cut short.
+
+        Compares lengths and reads no values, so it costs the same on all ranks, and all ranks find the same fault.
+        """
+        for name in names:
+            for file, expected in _files(self._array(sample, name)):
+                path = os.path.join(self.path, "runs", sample, name, file)
+                found = os.path.getsize(path) if os.path.exists(path) else None
+                if found != expected:
+                    raise InputError(
+                        "missing" if found is None else f"{found} bytes where {expected} belong: cut short or damaged",
+                        file=path,
+                        variable=f"{sample}/{name}",
+                        remedy="Build the archive again",
+                    )
 
     def _open(self):
         if self._root is None:
