@@ -246,7 +246,16 @@ class AeroReader:
 
     def read(self, sample, name, index=(slice(None),)):
         """Values of ``index`` (one slice a dim, missing ones whole); touches only the chunks that ``index`` meets."""
-        return self._array(sample, name)[tuple(index)]
+        array = self._array(sample, name)
+        try:
+            return array[tuple(index)]
+        except Exception as error:
+            raise InputError(
+                f"cannot be read ({type(error).__name__}: {error})",
+                file=self.path,
+                variable=f"{sample}/{name}",
+                remedy="Build the archive again",
+            ) from error
 
     def check(self, sample, names):
         """Raises InputError naming the file where a file of one of the arrays is missing or cut short.
@@ -270,7 +279,11 @@ class AeroReader:
             if not os.path.exists(os.path.join(self.path, "zarr.json")):
                 raise InputError("no such archive", file=self.path, remedy="Build one with python -m data.aero.build")
             store = CountingStore(LocalStore(self.path, read_only=True))
-            root = zarr.open_group(store, mode="r")
+            try:
+                root = zarr.open_group(store, mode="r")
+            except Exception as error:
+                problem = f"cannot be opened as Zarr ({type(error).__name__}: {error})"
+                raise InputError(problem, file=self.path, remedy="Build the archive again") from None
             if root.attrs.get("format") != FORMAT:
                 raise InputError(
                     f"not an aero archive (format {root.attrs.get('format')}, expected {FORMAT})",

@@ -28,6 +28,15 @@ def read_surface(path, names):
     that are missing or cut short, arrays that are missing or on points, and cells that are no polygons.
     """
     data = _read(path, [names["pressure"], names["shear"]])
+    return _polygons(data, path), _fields(data, names, ("pressure", "shear"))
+
+
+def read_polygons(path):
+    """Polygons of a VTP file without its fields. Errors as of ``read_surface``."""
+    return _polygons(_read(path, []), path)
+
+
+def _polygons(data, path):
     if data.GetNumberOfCells() != data.GetPolys().GetNumberOfCells():
         raise InputError(
             "has vertices, lines or strips besides polygons, so that rows of cell data are not faces",
@@ -35,8 +44,7 @@ def read_surface(path, names):
             remedy="Export the surface as polygons only",
         )
     polygons = data.GetPolys()
-    mesh = _cells(data, polygons.GetConnectivityArray(), polygons.GetOffsetsArray(), path)
-    return mesh, _fields(data, names, ("pressure", "shear"))
+    return _cells(data, polygons.GetConnectivityArray(), polygons.GetOffsetsArray(), path)
 
 
 def read_volume(path, names):
@@ -66,6 +74,15 @@ def write_surface(path, mesh, fields):
     import pyvista
 
     data = pyvista.PolyData(mesh.points, faces=_padded(mesh))
+    data.cell_data.update(fields)
+    _write(data, path)
+
+
+def write_points(path, points, fields):
+    """Write points (n, 3) as vertex cells and {name: values by cell} as a VTP file."""
+    import pyvista
+
+    data = pyvista.PolyData(points)
     data.cell_data.update(fields)
     _write(data, path)
 
