@@ -1,0 +1,224 @@
+"""Samples of an archive as the model sees them: a window of history, the next frame, and what of both was observed.
+
+Every rank of a domain reads its own rows only. Values are scaled with the statistics of the training data; what was
+missing is 0 with validity 0, whatever the archive holds there. The state that is diffused is the change since the last
+value seen at each point, so a model that knows nothing forecasts persistence.
+"""
+
+from collections import OrderedDict
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.distributed.tensor import Shard
+
+from apps.weather.baselines import Observed, persistence
+from core import InputError, ShardTensor
+from data.sharded import read_sharded
+from data.weather.archive import WeatherReader
+from data.weather.splits import cells_in, times_in
+from data.weather.synthetic import cos_zenith
+
+SKY = 4  # conditions beside the history: latitude, longitude, height of the sun now and then
+CACHE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model knows of its data; stored with it, and compared with the archive that it is given later."""
+
+    channels: tuple
+    mean: tuple
+    std: tuple
+    floor: tuple  # value of "observed, and nothing there" per channel, or None
+    units: tuple
+    step_minutes: float
+    history: int
+    shape: tuple
+    x: tuple  # first and last coordinate, m
+    y: tuple
+    crs: dict
+    statistics_hash: str
+
+    @classmethod
+    def of(cls, reader: WeatherReader, history, channels=None):
+        """Facts of an archive. Raises `InputError` for a channel that it lacks."""
+        channels = tuple(channels or reader.channels)
+        at = [_channel(reader, name) for name in channels]
+        (x, y), attrs = reader.axes, reader.attrs
+        return cls(
+            channels, tuple(reader.mean[at].tolist()), tuple(reader.std[at].tolist()),
+            tuple(attrs["floor"].get(name) for name in channels), tuple(attrs["units"][name] for name in channels),
+            float(attrs["step_minutes"]), history, (len(y), len(x)), _ends(x), _ends(y), reader.crs,
+            attrs["statistics_hash"],
+        )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, state):
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in state.items()})
+
+    to_json = asdict
+
+    @property
+    def conditions(self):
+        """Channels that condition the denoiser."""
+        return 2 * self.history * len(self.channels) + SKY
+
+    @property
+    def step(self):
+        return np.timedelta64(round(self.step_minutes * 60), "s")
+
+    def check(self, reader: WeatherReader):
+        """Refuses an archive on which the model was not trained to forecast.
+
+        Raises:
+            InputError: naming the channel, coordinate or step that differs.
+        """
+        for name in self.channels:
+            _channel(reader, name)
+        x, y = reader.axes
+        here = {"shape": ((len(y), len(x)), self.shape), "x": (_ends(x), self.x), "y": (_ends(y), self.y),
+                "crs": (reader.crs, self.crs), "step_minutes": (reader.attrs["step_minutes"], self.step_minutes)}  # fmt: skip
+        for name, (found, wanted) in here.items():
+            if found != wanted:
+                raise InputError(f"is {found} and the model was trained on {wanted}", file=reader.path, variable=name,
+                                 remedy="Build the archive on the grid and step of the training archive")  # fmt: skip
+
+
+def _ends(values):
+    return float(values[0]), float(values[-1])
+
+
+def _channel(reader, name):
+    if name not in reader.channels:
+        raise InputError("no such channel in this archive", file=reader.path, variable=name,
+                         remedy=f"It holds {', '.join(reader.channels)}")  # fmt: skip
+    return reader.channels.index(name)
+
+
+def row_sizes(rows, patch, ranks):
+    """Rows of every rank in whole patches, the last one's with what is left: no patch then lies on two ranks.
+
+    Raises:
+        InputError: more ranks than rows of patches.
+    """
+    tokens = -(-rows // patch)
+    if ranks > tokens:
+        raise InputError(f"{ranks} ranks cannot share {rows} rows in patches of {patch}",
+                         remedy=f"Use --domain {tokens} or less, or a smaller --patch")  # fmt: skip
+    ends = [min(tokens * rank // ranks * patch, rows) for rank in range(ranks + 1)]
+    return tuple(b - a for a, b in zip(ends, ends[1:]))
+
+
+class Batch(NamedTuple):
+    """Training samples: conditions (batch, conditions, y, x); clean change and its validity (batch, channel, y, x)."""
+
+    conditions: torch.Tensor
+    clean: torch.Tensor
+    valid: torch.Tensor
+
+
+class Frames:
+    """Frames of an archive, scaled, masked and cut over the ranks of ``mesh`` (one axis) by rows.
+
+    split: where it is a region ({"lon_max": ...}), everything beyond it is missing: in history and target alike.
+    """
+
+    def __init__(self, reader, facts, mesh, patch, split=None, dtype=torch.float32):
+        facts.check(reader)
+        self.reader, self.facts, self.mesh, self.split, self.dtype = reader, facts, mesh, split, dtype
+        self.sizes = {0: row_sizes(facts.shape[0], patch, mesh.size())}
+        self.at = [reader.channels.index(name) for name in facts.channels]
+        self._cache, self._size = OrderedDict(), None
+
+    def starts(self, leads=1):
+        """Indices of the frames from which a forecast of ``leads`` steps has its history and its truth in the split."""
+        times, h = self.reader.times, self.facts.history
+        inside = times_in(self.split, times) if self.split is not None else np.ones(len(times), bool)
+        even = np.append(False, np.diff(times) == self.facts.step)
+        good = [inside[i - h + 1 : i + leads + 1].all() and even[i - h + 2 : i + leads + 1].all()
+                for i in range(h - 1, len(times) - leads)]  # fmt: skip
+        return [h - 1 + i for i in np.flatnonzero(good)]
+
+    def observed(self, index) -> Observed:
+        """One frame, values in standard deviations (1, channel, y, x); kept for a while."""
+        if index in self._cache:
+            self._cache.move_to_end(index)
+            return self._cache[index]
+        frame = self._cache[index] = self._read(str(index))
+        nbytes = frame.values.to_local().nbytes * 2
+        while len(self._cache) > max(CACHE_BYTES // max(nbytes, 1), self.facts.history + 1):
+            self._cache.popitem(last=False)
+        return frame
+
+    def _read(self, sample):
+        values, valid = (
+            read_sharded(self.reader, sample, name, self.mesh, [Shard(1)], self.sizes, dtype)
+            for name, dtype in (("fields", torch.float64), ("valid", torch.bool))
+        )
+        if self.at != list(range(values.shape[0])):
+            values, valid = (torch.stack([v[c] for c in self.at]) for v in (values, valid))
+        if isinstance(self.split, dict):
+            valid = valid & self._region
+        mean, std = (self.constant(v) for v in (self.facts.mean, self.facts.std))
+        values = torch.where(valid, (values - mean) / std, 0).to(self.dtype)
+        return Observed(values[None], valid[None])
+
+    def constant(self, per_channel):
+        """Numbers per channel as fp64 (channel, 1, 1) on the device."""
+        return torch.tensor(per_channel, dtype=torch.float64, device=self._latitude.device)[:, None, None]
+
+    def history(self, index):
+        """The `Observed` frames up to ``index``, newest last."""
+        return [self.observed(i) for i in range(index - self.facts.history + 1, index + 1)]
+
+    def conditions(self, history, time):
+        """What the denoiser is told: the history with its validity, where it is and where the sun stands."""
+        seen = [part for frame in history for part in (frame.values, frame.valid.to(self.dtype))]
+        batch, _, ny, nx = history[0].values.shape
+        return torch.cat([*seen, self._sky(time).expand(batch, SKY, ny, nx)], 1)
+
+    def batch(self, indices) -> Batch:
+        """Training samples that end their history at ``indices``."""
+        parts = []
+        for index in indices:
+            history, target = self.history(index), self.observed(index + 1)
+            clean = target.values - persistence(history).values
+            parts.append((self.conditions(history, self.reader.times[index]), clean, target.valid))
+        return Batch(*(torch.cat(column) for column in zip(*parts)))
+
+    def physical(self, values):
+        """Scaled values (..., channel, y, x) in the units of the archive, fp64."""
+        return values.to(torch.float64) * self.constant(self.facts.std) + self.constant(self.facts.mean)
+
+    @cached_property
+    def floor(self):
+        """Scaled values below which no channel can fall, (channel, 1, 1)."""
+        low = [-np.inf if f is None else (f - m) / s for f, m, s in zip(self.facts.floor, self.facts.mean, self.facts.std)]
+        return self.constant(low).to(self.dtype)
+
+    # -- where: constant in time ------------------------------------------------------------------------------------
+    @cached_property
+    def _latitude(self):
+        return read_sharded(self.reader, "0", "latitude", self.mesh, [Shard(0)], self.sizes)
+
+    @cached_property
+    def _longitude(self):
+        return read_sharded(self.reader, "0", "longitude", self.mesh, [Shard(0)], self.sizes)
+
+    @cached_property
+    def _region(self):
+        return self._mapped(lambda lat, lon: cells_in(self.split, lon))
+
+    def _sky(self, time):
+        sun = [self._mapped(lambda lat, lon, t=t: cos_zenith(lat, lon, t)) for t in (time, time + self.facts.step)]
+        place = [(self._latitude - 38.5) / 15, (self._longitude + 97.5) / 36]
+        return torch.stack([*place, *sun]).to(self.dtype)[None]
+
+    def _mapped(self, function):
+        """A numpy function of latitude and longitude, on this rank's rows."""
+        lat, lon = self._latitude, self._longitude
+        local = function(lat.to_local().cpu().numpy(), lon.to_local().cpu().numpy())
+        return ShardTensor(torch.from_numpy(local).to(lat.device), lat.spec)

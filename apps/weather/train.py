@@ -1,0 +1,177 @@
+"""``python -m apps.weather.train``: from an archive to a forecaster of the next frame.
+
+With no arguments it makes synthetic storms, once, and trains the tiny preset on them. ``torchrun --nproc-per-node 4 -m
+apps.weather.train --domain 2`` gives the losses of one process, each sample cut over two ranks.
+"""
+
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from apps import loop, metrics
+from apps.agree import together
+from apps.cli import command, parse
+from apps.report import draw_losses
+from apps.weather import diffusion
+from apps.weather.baselines import persistence
+from apps.weather.config import TrainConfig
+from apps.weather.dataset import Facts, Frames
+from apps.weather.model import Denoiser
+from apps.weather.rollout import KIND, check_sizes, step
+from core import DistributedManager, InputError, checkpoint
+from data.weather.archive import WeatherReader
+from data.weather.synthetic import Storms, build_synthetic
+
+EMBEDDED = Path("runs/synthetic-storms.zarr")
+_LEVEL, _STATE, _MEMBER = range(3)  # first number of a key: what its noise is for
+
+
+@dataclass
+class WeatherTask:
+    """The `apps.loop.Task` of the forecaster: denoise the change to the next frame, validate on one-step ensembles."""
+
+    config: TrainConfig
+    reader: WeatherReader
+    facts: Facts
+    mesh: object
+    kind: str = field(default=KIND, init=False)
+
+    def __post_init__(self):
+        config, facts = self.config, self.facts
+        self.model, self.process = config.model(len(facts.channels), facts.conditions), config.diffusion()
+        self.dtype = torch.float64 if config.precision == "fp64" else torch.float32
+        check_sizes(self.model, facts, self.reader.path)
+        self.training, self.validation = self._frames("train"), self._frames("valid")
+        self.starts, self.cases = self.training.starts(), self.validation.starts()
+        for split, starts in (("train", self.starts), ("valid", self.cases)):
+            if not starts:
+                raise InputError(f"no {facts.history + 1} successive frames", file=self.reader.path,
+                                 variable=f"{split} split", remedy="Use a longer archive or a smaller --history")  # fmt: skip
+        self.cases = self.cases[:: max(len(self.cases) // config.cases, 1)][: config.cases]
+
+    def _frames(self, split):
+        region = self.reader.split(split)
+        return Frames(self.reader, self.facts, self.mesh["domain"], self.model.patch, region, self.dtype)
+
+    def build(self):
+        """A new model on the device of this process."""
+        return Denoiser(self.model).to(DistributedManager().device, self.dtype)
+
+    def count(self):
+        return len(self.starts)
+
+    def loss(self, model, samples):
+        with together():
+            batch = self.training.batch([self.starts[i] for i, _ in samples])
+        keys = [(self.config.seed, position) for _, position in samples]
+        sigma = self.process.sigma(diffusion.numbers(batch.clean, [(_LEVEL, *key) for key in keys]))
+        noise = diffusion.noise_like(batch.clean, [(_STATE, *key) for key in keys])
+        return diffusion.loss(model, batch.clean, batch.valid, batch.conditions, sigma, noise, self.process)
+
+    def validate(self, model):
+        """Loss at fixed noise, and per channel RMSE and CRPS of one-step ensembles beside those of persistence."""
+        total, groups, group = {}, self.mesh["ddp"].size(), self.mesh.get_local_rank("ddp")
+        for first in range(0, len(self.cases), groups):  # all groups take part in each round, one that has no case left uncounted
+            case = min(first + group, len(self.cases) - 1)
+            sums = self._sums(model, self.cases[case])
+            total = metrics.add(total, {key: value * (first + group == case) for key, value in sums.items()})
+        return self._scores(metrics.reduce(total, self.mesh))
+
+    def _sums(self, model, index):
+        frames, process, seed = self.validation, self.process, self.config.seed
+        with together():
+            batch, history, truth = frames.batch([index]), frames.history(index), frames.observed(index + 1)
+        sigma = process.sigma(diffusion.numbers(batch.clean, [(_LEVEL, seed, index)]))
+        noise = diffusion.noise_like(batch.clean, [(_STATE, seed, index)])
+        loss = diffusion.loss(model, batch.clean, batch.valid, batch.conditions, sigma, noise, process)
+        keys = [(_MEMBER, seed, index, member) for member in range(self.config.members)]
+        members = step(model, process, frames, history, frames.reader.times[index], keys)
+        now = persistence(history)
+        valid = (truth.valid & now.valid)[0]
+        share = torch.ones(1, dtype=torch.float64, device=valid.device) / self.mesh["domain"].size()
+        sums = {"loss": loss.to_local() * share, "cases": share}
+        for name, values in (("model", members), ("persistence", now.values)):
+            of_one = metrics.ensemble_sums(frames.physical(values), frames.physical(truth.values)[0], valid, (1, 2))
+            sums |= {f"{name} {key}": value for key, value in of_one.items()}
+        return sums
+
+    def _scores(self, sums):
+        out = {"loss": (sums["loss"] / sums["cases"]).item()}
+        for c, channel in enumerate(self.facts.channels):
+            for name in ("model", "persistence"):
+                n, square, crps = (sums[f"{name} {key}"][c] for key in ("n", "centre_square", "crps"))
+                out |= {f"{channel}/rmse/{name}": (square / n).sqrt().item(), f"{channel}/crps/{name}": (crps / n).item()}
+        return out
+
+    def state(self):
+        return {
+            "model": asdict(self.model),
+            "diffusion": asdict(self.process),
+            "facts": self.facts.to_json(),
+            "archive": str(self.reader.path),
+            "precision": self.config.precision,
+        }
+
+
+def prepare(config):
+    """Joins the process group and opens the archive, or makes it: the task and the mesh of a training.
+
+    Raises:
+        InputError: an archive, channel, split or size that cannot be used, or a run in --out of another training.
+    """
+    mesh = loop.start(config)
+    with together():
+        if config.archive is None and not EMBEDDED.exists() and dist.get_rank() == 0:
+            print(f"making {EMBEDDED}", file=sys.stderr, flush=True)
+            build_synthetic(EMBEDDED, Storms(days=10))
+    with together():
+        reader = WeatherReader(config.archive or EMBEDDED)
+        task = WeatherTask(config, reader, Facts.of(reader, config.history, config.channels), mesh)
+        if config.resume:
+            _check_resumed(task, Path(config.out) / "checkpoints")
+    return task, mesh
+
+
+def _check_resumed(task, folder):
+    path = checkpoint.latest(folder)
+    if path is None:
+        return
+    state = checkpoint.read_state(path)
+    loop.check_kind(state, KIND, path)
+    before, now = Facts.from_json(state["task"]["facts"]), task.facts
+    for name in vars(now):
+        if getattr(before, name) != getattr(now, name):
+            raise InputError(f"was {getattr(before, name)} and is {getattr(now, name)}", file=path, variable=name,
+                             remedy="Resume with the archive and options of the run, or choose another --out")  # fmt: skip
+
+
+def report(result, config):
+    """Prints scores and paths; draws the loss curve where matplotlib is installed."""
+    print(f"{'validation, one step ahead':32}{'model':>10}{'persistence':>14}")
+    for name, value in result.scores.items():
+        if name.endswith("/model"):
+            channel, score, _ = name.split("/")
+            print(f"{channel + ' ' + score:32}{value:10.3f}{result.scores[f'{channel}/{score}/persistence']:14.3f}")
+    print(f"checkpoint {result.checkpoint}")
+    try:
+        print(f"figure {draw_losses(Path(config.out) / 'loss.png', Path(config.out) / 'log.jsonl')}")
+    except ModuleNotFoundError as missing:
+        print(f"no figure: {missing.name} is not installed")
+
+
+@command
+def main(argv=None):
+    config = parse(TrainConfig, argv, __doc__.splitlines()[0])
+    task, mesh = prepare(config)
+    model = task.build()
+    result = loop.fit(model, task, config, mesh, model.blocks)
+    if dist.get_rank() == 0:
+        report(result, config)
+    return result
+
+
+if __name__ == "__main__":
+    main()
