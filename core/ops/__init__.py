@@ -1,3 +1,3 @@
 """The rules, one file a family; importing them fills the registry of ``core.dispatch``."""
 
-from core.ops import conv, factory, loss, matmul, neighborhood, norm, pad, pointwise, reduction, view  # noqa: F401
+from core.ops import attention, conv, factory, loss, matmul, neighborhood, norm, pad, pointwise, reduction, view  # noqa: F401
