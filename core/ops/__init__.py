@@ -1,3 +1,16 @@
 """The rules, one file a family; importing them fills the registry of ``core.dispatch``."""
 
-from core.ops import attention, conv, factory, loss, matmul, neighborhood, norm, pad, pointwise, reduction, view  # noqa: F401
+from core.ops import (  # noqa: F401
+    attention,
+    conv,
+    factory,
+    loss,
+    matmul,
+    neighborhood,
+    norm,
+    pad,
+    pointwise,
+    random,
+    reduction,
+    view,
+)

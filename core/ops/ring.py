@@ -71,7 +71,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _blocks(kv, call):
-    """Blocks of all ranks, own first: block, its first global key, and what sends something like it to the next rank."""
+    """Blocks of all ranks, own first: block, its first global key, and what sends its like to the next rank."""
     _, _, sizes, group = call
     for step in range(group.size):
         source = (group.rank - step) % group.size

@@ -1,0 +1,108 @@
+"""Random fields that do not depend on the number of ranks.
+
+A value is a function of a key and of the element's index in the whole tensor, nothing else: each rank computes its own
+elements and all cuts give the same field, bit for bit. The function is the mixing step of SplitMix64 (Steele, Lea and
+Flood, OOPSLA 2014), which passes the usual batteries of tests, in wrapping 64-bit integers.
+
+Keys come from numbers (:func:`key`: seed, sample, step), so that a sample has its noise wherever it is drawn; those of
+``dropout`` and its like from torch's default generator of the CPU, which all ranks of a domain seed alike.
+"""
+
+import math
+
+import torch
+
+from core.errors import ShardingError
+from core.shard_tensor import ShardTensor
+from core.spec import contiguous_stride
+
+_STEP = 0x9E3779B97F4A7C15
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def _signed(number):
+    """The 64 bits of a number as torch's int64 has them."""
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _shifted(x, n):
+    """``x >> n`` without the sign."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _mixed(x):
+    for shift, factor in zip((30, 27), _FACTORS):
+        x = (x ^ _shifted(x, shift)) * _signed(factor)
+    return x ^ _shifted(x, 31)
+
+
+def key(*numbers):
+    """One key from several whole numbers, such as seed, sample and step; any difference gives another field."""
+    mixed = torch.zeros((), dtype=torch.int64)
+    for number in numbers:
+        mixed = _mixed((mixed ^ _signed(int(number))) + _signed(_STEP))
+    return int(mixed)
+
+
+def draw_key(generator=None):
+    """A key from a generator, torch's default one of the CPU if None. A tensor: drawing needs no synchronisation."""
+    device = "cpu" if generator is None else generator.device
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (), dtype=torch.int64, device=device, generator=generator)
+
+
+def bits(key, shape, ranges, device=None):
+    """64 random bits, as int64, of each element of the part ``ranges`` (one half-open range a dim) of ``shape``."""
+    index = torch.zeros((1,) * len(shape), dtype=torch.int64, device=device)
+    for dim, ((start, stop), stride) in enumerate(zip(ranges, contiguous_stride(shape))):
+        along = torch.arange(start, stop, device=device) * stride
+        index = index + along.view([-1 if d == dim else 1 for d in range(len(shape))])
+    key = key if isinstance(key, torch.Tensor) else torch.tensor(_signed(int(key)))
+    return _mixed((index + 1) * _signed(_STEP) + _mixed(key))
+
+
+def unit(bits, dtype):
+    """Uniform in [0, 1), as fine as the dtype's mantissa."""
+    digits = round(1 - math.log2(torch.finfo(dtype).eps))
+    return _shifted(bits, 64 - digits).to(dtype) * 2.0**-digits
+
+
+def bell(bits, dtype):
+    """Standard normal, by Box and Muller's formula from the upper and lower half of the bits."""
+    wide = torch.promote_types(dtype, torch.float32)
+    radius = ((_shifted(bits, 32).to(wide) + 0.5) * 2.0**-32).log_().mul_(-2).sqrt_()
+    return ((bits & 0xFFFFFFFF).to(wide) * (2 * math.pi * 2.0**-32)).cos_().mul_(radius).to(dtype)
+
+
+def uniform(shape=None, key=0, device=None, dtype=None, *, spec=None):
+    """Field of independent values, uniform in [0, 1).
+
+    Args:
+        shape: shape of a plain tensor, or
+        spec: cut of a ShardTensor with the same values; every rank computes its own.
+        key: whole number, see :func:`key`.
+        dtype: torch's default if None.
+    """
+    return _field(unit, shape, key, device, dtype, spec)
+
+
+def normal(shape=None, key=0, device=None, dtype=None, *, spec=None):
+    """Field of independent standard normal values; arguments as those of :func:`uniform`."""
+    return _field(bell, shape, key, device, dtype, spec)
+
+
+def _field(values, shape, key, device, dtype, spec):
+    dtype = dtype or torch.get_default_dtype()
+    if (shape is None) == (spec is None):
+        raise ShardingError("needs a shape or a spec, and one only", op="core.rng")
+    if spec is None:
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        return values(bits(key, shape, [(0, n) for n in shape], device), dtype)
+    if device is None and spec.mesh.device_type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    return ShardTensor(values(own_bits(key, spec.finished(), device), dtype), spec.finished())
+
+
+def own_bits(key, spec, device=None):
+    """:func:`bits` of this rank's part."""
+    return bits(key, spec.shape, [spec.local_range(d) for d in range(spec.ndim)], device)
