@@ -198,10 +198,10 @@ _REQUIRES_GRAD = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set_
 
 
 def _keep_cut(leaf):
-    """The gradient of a cut leaf arrives cut as the leaf, however the operations on the way left it."""
-    spec = leaf._spec
+    """The gradient of a leaf arrives finished and cut as the leaf, however the operations on the way left it."""
+    spec = leaf._spec.finished()
     with NoTorchFunction():
-        if leaf.requires_grad and leaf.is_leaf and spec.is_sharded() and not getattr(leaf, "_keeps_cut", False):
+        if leaf.requires_grad and leaf.is_leaf and not getattr(leaf, "_keeps_cut", False):
             leaf._keeps_cut = True
             leaf.register_hook(lambda grad: _as_shards(grad, spec).redistribute_to(spec))
 

@@ -14,6 +14,37 @@ case(
     ((1, 1), (2, 2), (1, 2), (1, None), (None, 1), (0, 0)),
     cuts2=(((1, 2), (1, 2)), ((1, 2), None)),
 )
+MIXED = (
+    (1, "R"),
+    ("R", 1),
+    ("R", "R"),
+    (1, "P"),
+    ("P", 1),
+    ("P", "P"),
+    ("P", "R"),
+    ("R", "P"),
+    ("P", None),
+    (None, "P"),
+)
+MIXED2 = (((1, 2), "P"), ("P", "R"), ("P", "P"))
+case("add_mixed", lambda x, y: x + y, (X, X), MIXED, cuts2=MIXED2)
+case("sub_mixed", lambda x, y: x - 3 * y, (X, X), MIXED, cuts2=MIXED2)
+case("mul_mixed", lambda x, y: x * y, (X, X), MIXED, cuts2=MIXED2)
+case("div_mixed", lambda x, y: x / (2 + y.sin()), (X, X), MIXED, cuts2=MIXED2)
+case("chain_mixed", lambda x, y: F.gelu(x + y).transpose(1, 2) @ (x * 2 + 1), (X, X), MIXED, cuts2=MIXED2)
+case(
+    "linear_whole", F.linear, (X, (4, 6), (4,)), (("R", None, None), ("P", None, None), ("R", "R", "R"), (1, "R", "P"))
+)
+case(
+    "matmul_mixed",
+    lambda a, b: a @ b,
+    (X, Y),
+    ((0, "R"), (1, "R"), (2, "R"), ("R", 1), ("R", 2), ("P", 2), ("R", "R"), ("P", "P")),
+)
+case("views_whole", lambda x: x.view(2, 42).unsqueeze(0)[:, :, 3:9].expand(3, 2, 6), (X,), (("R",), ("P",)))
+case("reductions_whole", lambda x: (x.sum(), x.mean(1), x.amax(1), x.softmax(1)), (X,), (("R",), ("P",)))
+case("add_scalar_whole", lambda x: 2 * x + 1, (X,), (("R",), ("P",)))
+
 case("add_bias", lambda x, b: x + b, (X, (6,)), ((1, None), (2, None)), cuts2=(((1, 2), None), ((0, 1), None)), wire=())
 case(
     "add_position",

@@ -6,9 +6,9 @@ from cases import SPLITS, load, run_case
 ROWS = [
     (name, mesh, split)
     for name, row in load().items()
-    for mesh in ("1", "2", "3", "2x2")
-    for split in SPLITS
-    if (row.cuts2 if mesh == "2x2" else row.cuts) and not (mesh == "1" and split != "chunk")
+    for mesh, splits in SPLITS.items()
+    for split in splits
+    if (row.cuts2 if mesh == "2x2" else row.cuts)
 ]
 
 
