@@ -12,7 +12,7 @@ def brute_force(q, k, v, window):
     """Neighbourhood attention by an explicit N x N mask."""
     grid, near = q.shape[1:-2], None
     for dim, (n, w) in enumerate(zip(grid, window)):
-        i = torch.arange(n)
+        i = torch.arange(n, device=q.device)
         ahead = i[None] - (i - w // 2).clamp(0, n - w)[:, None]
         inside = ((ahead >= 0) & (ahead < w)).view([n if d % len(grid) == dim else 1 for d in range(2 * len(grid))])
         near = inside if near is None else near & inside

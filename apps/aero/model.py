@@ -73,7 +73,7 @@ class SliceAttention(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             exact = torch.promote_types(values.dtype, torch.float32)
             sums = torch.einsum("bnhg,bnhd->bhgd", weights.to(exact), values.to(exact))
-            return sums[..., :-1] / (sums[..., -1:] + self.EPSILON)
+            return (sums[..., :-1] / (sums[..., -1:] + self.EPSILON)).to(values.dtype)
 
     def _value_and_one(self):
         """Weight and bias of the value projection with a row of zeros and a bias of one after every head."""
