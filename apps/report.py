@@ -1,4 +1,4 @@
-"""Figures from results: loss curves, maps, scores against lead. matplotlib is imported only where something is drawn."""
+"""Figures from results: loss curves, maps, scores against lead. matplotlib is imported only to draw."""
 
 import json
 import os
@@ -20,6 +20,77 @@ def draw_losses(path, log):
     ax.grid(alpha=0.3, which="both")
     ax.legend(frameon=False)
     return _save(figure, path)
+
+
+def draw_maps(path, rows, titles, x, y, lines, channel, units):
+    """Maps {label: [field (y, x), ...]}, a row each, a column per title; NaN is grey.
+
+    x, y: map coordinates in m, ascending; lines: borders as (x, y) arrays (n, 2) in m.
+    """
+    shape = len(y) / len(x)
+    width = 4.2 * len(titles) + 1
+    figure, axes = _figure(len(rows), len(titles), width, (4.2 * shape + 0.3) * len(rows) + 0.3)
+    extent = [v / 1e3 for v in (x[0], x[-1], y[0], y[-1])]
+    style = _style(channel, rows)
+    for row, (label, fields) in zip(axes, rows.items()):
+        for ax, field in zip(row, fields):
+            ax.set_facecolor("0.75")
+            image = ax.imshow(field, origin="lower", extent=extent, interpolation="nearest", **style)
+            for line in lines:
+                ax.plot(line[:, 0] / 1e3, line[:, 1] / 1e3, color="k", lw=0.7)
+            ax.set(xlim=extent[:2], ylim=extent[2:], xticks=[], yticks=[])
+        row[0].set_ylabel(label)
+    for ax, title in zip(axes[0], titles):
+        ax.set_title(title, fontsize=10)
+    figure.colorbar(image, ax=axes, shrink=0.6, label=f"{channel} ({units})", extend="both")
+    return _save(figure, path)
+
+
+def _style(channel, rows):
+    """Radar in colours above 5 dBZ, white below; cold cloud tops bright, as on satellite pictures."""
+    import numpy
+    from matplotlib import pyplot
+
+    if channel.startswith("ref"):
+        return dict(cmap=pyplot.get_cmap("turbo").with_extremes(under="white"), vmin=5, vmax=65)
+    values = numpy.concatenate([numpy.ravel(field) for fields in rows.values() for field in fields])
+    low, high = numpy.nanpercentile(values, (1, 99)) if numpy.isfinite(values).any() else (0, 1)
+    return dict(cmap="gray_r" if channel.startswith("bt") else "viridis", vmin=low, vmax=max(high, low + 1e-6))
+
+
+def draw_scores(path, results):
+    """Scores against lead, a row a channel: errors, events by threshold, neighbourhoods by window."""
+    channels, leads = list(results["scores"]), results["lead_minutes"]
+    figure, axes = _figure(len(channels), 3, 13, 3.6 * len(channels) + 0.3)
+    for row, channel in zip(axes, channels):
+        scores, unit = results["scores"][channel], results["units"][channel]
+        _against(row[0], leads, scores, {"RMSE of the mean": ("rmse",), "CRPS": ("crps",)})
+        row[0].set(title=f"{channel}: errors, lower is better", ylabel=unit, ylim=(0, None))
+        events = results["events"].get(channel)
+        if events is None:
+            row[1].set_axis_off(), row[2].set_axis_off()
+            continue
+        sign = "<" if events["below"] else "at least"
+        names = [f"{sign} {t:g} {unit}" for t in events["thresholds"]]
+        _against(row[1], leads, scores, {name: ("csi", i) for i, name in enumerate(names)})
+        row[1].set(title=f"{channel}: CSI, higher is better", ylim=(0, 1))
+        _against(row[2], leads, scores, {f"{w} cells": ("fss", 0, i) for i, w in enumerate(results["windows"])})
+        row[2].set(title=f"{channel}: FSS of {names[0]}, by window", ylim=(0, 1))
+    for ax in axes.ravel():
+        ax.set_xlabel("lead (minutes)")
+    return _save(figure, path)
+
+
+def _against(ax, leads, scores, curves):
+    for colour, (label, (name, *at)) in enumerate(curves.items()):
+        for source, line in (("model", "-"), ("persistence", "--")):
+            values = scores[source][name]
+            for i in at:
+                values = [v[i] for v in values]
+            ax.plot(leads, values, line, marker="o", ms=3, color=f"C{colour}", label=label if line == "-" else None)
+    ax.plot([], [], "--", color="0.4", label="persistence")
+    ax.grid(alpha=0.3)
+    ax.legend(frameon=False, fontsize=8)
 
 
 def _smooth(points, share=0.9):

@@ -1,4 +1,4 @@
-"""What can be chosen: three sizes of model as presets, every number of them a flag, and the events that scores count."""
+"""What can be chosen: three sizes of model as presets, each number a flag, and the events that scores count."""
 
 from dataclasses import dataclass, fields
 

@@ -49,11 +49,19 @@ class Facts:
         at = [_channel(reader, name) for name in channels]
         (x, y), attrs = reader.axes, reader.attrs
         return cls(
-            channels, tuple(reader.mean[at].tolist()), tuple(reader.std[at].tolist()),
-            tuple(attrs["floor"].get(name) for name in channels), tuple(attrs["units"][name] for name in channels),
-            float(attrs["step_minutes"]), history, (len(y), len(x)), _ends(x), _ends(y), reader.crs,
+            channels,
+            tuple(reader.mean[at].tolist()),
+            tuple(reader.std[at].tolist()),
+            tuple(attrs["floor"].get(name) for name in channels),
+            tuple(attrs["units"][name] for name in channels),
+            float(attrs["step_minutes"]),
+            history,
+            (len(y), len(x)),
+            _ends(x),
+            _ends(y),
+            reader.crs,
             attrs["statistics_hash"],
-        )  # fmt: skip
+        )
 
     @classmethod
     def from_json(cls, state):
@@ -79,12 +87,21 @@ class Facts:
         for name in self.channels:
             _channel(reader, name)
         x, y = reader.axes
-        here = {"shape": ((len(y), len(x)), self.shape), "x": (_ends(x), self.x), "y": (_ends(y), self.y),
-                "crs": (reader.crs, self.crs), "step_minutes": (reader.attrs["step_minutes"], self.step_minutes)}  # fmt: skip
+        here = {
+            "shape": ((len(y), len(x)), self.shape),
+            "x": (_ends(x), self.x),
+            "y": (_ends(y), self.y),
+            "crs": (reader.crs, self.crs),
+            "step_minutes": (reader.attrs["step_minutes"], self.step_minutes),
+        }
         for name, (found, wanted) in here.items():
             if found != wanted:
-                raise InputError(f"is {found} and the model was trained on {wanted}", file=reader.path, variable=name,
-                                 remedy="Build the archive on the grid and step of the training archive")  # fmt: skip
+                raise InputError(
+                    f"is {found} and the model was trained on {wanted}",
+                    file=reader.path,
+                    variable=name,
+                    remedy="Build the archive on the grid and step of the training archive",
+                )
 
 
 def _ends(values):
@@ -93,8 +110,12 @@ def _ends(values):
 
 def _channel(reader, name):
     if name not in reader.channels:
-        raise InputError("no such channel in this archive", file=reader.path, variable=name,
-                         remedy=f"It holds {', '.join(reader.channels)}")  # fmt: skip
+        raise InputError(
+            "no such channel in this archive",
+            file=reader.path,
+            variable=name,
+            remedy=f"It holds {', '.join(reader.channels)}",
+        )
     return reader.channels.index(name)
 
 
@@ -106,8 +127,10 @@ def row_sizes(rows, patch, ranks):
     """
     tokens = -(-rows // patch)
     if ranks > tokens:
-        raise InputError(f"{ranks} ranks cannot share {rows} rows in patches of {patch}",
-                         remedy=f"Use --domain {tokens} or less, or a smaller --patch")  # fmt: skip
+        raise InputError(
+            f"{ranks} ranks cannot share {rows} rows in patches of {patch}",
+            remedy=f"Use --domain {tokens} or less, or a smaller --patch",
+        )
     ends = [min(tokens * rank // ranks * patch, rows) for rank in range(ranks + 1)]
     return tuple(b - a for a, b in zip(ends, ends[1:]))
 
@@ -138,8 +161,10 @@ class Frames:
         times, h = self.reader.times, self.facts.history
         inside = times_in(self.split, times) if self.split is not None else np.ones(len(times), bool)
         even = np.append(False, np.diff(times) == self.facts.step)
-        good = [inside[i - h + 1 : i + leads + 1].all() and even[i - h + 2 : i + leads + 1].all()
-                for i in range(h - 1, len(times) - leads)]  # fmt: skip
+        good = [
+            inside[i - h + 1 : i + leads + 1].all() and even[i - h + 2 : i + leads + 1].all()
+            for i in range(h - 1, len(times) - leads)
+        ]
         return [h - 1 + i for i in np.flatnonzero(good)]
 
     def observed(self, index) -> Observed:
@@ -168,7 +193,7 @@ class Frames:
 
     def constant(self, per_channel):
         """Numbers per channel as fp64 (channel, 1, 1) on the device."""
-        return torch.tensor(per_channel, dtype=torch.float64, device=self._latitude.device)[:, None, None]
+        return torch.tensor(per_channel, dtype=torch.float64, device=self.latitude.device)[:, None, None]
 
     def history(self, index):
         """The `Observed` frames up to ``index``, newest last."""
@@ -196,16 +221,18 @@ class Frames:
     @cached_property
     def floor(self):
         """Scaled values below which no channel can fall, (channel, 1, 1)."""
-        low = [-np.inf if f is None else (f - m) / s for f, m, s in zip(self.facts.floor, self.facts.mean, self.facts.std)]
+        low = [
+            -np.inf if f is None else (f - m) / s for f, m, s in zip(self.facts.floor, self.facts.mean, self.facts.std)
+        ]
         return self.constant(low).to(self.dtype)
 
     # -- where: constant in time ------------------------------------------------------------------------------------
     @cached_property
-    def _latitude(self):
+    def latitude(self):
         return read_sharded(self.reader, "0", "latitude", self.mesh, [Shard(0)], self.sizes)
 
     @cached_property
-    def _longitude(self):
+    def longitude(self):
         return read_sharded(self.reader, "0", "longitude", self.mesh, [Shard(0)], self.sizes)
 
     @cached_property
@@ -214,11 +241,11 @@ class Frames:
 
     def _sky(self, time):
         sun = [self._mapped(lambda lat, lon, t=t: cos_zenith(lat, lon, t)) for t in (time, time + self.facts.step)]
-        place = [(self._latitude - 38.5) / 15, (self._longitude + 97.5) / 36]
+        place = [(self.latitude - 38.5) / 15, (self.longitude + 97.5) / 36]
         return torch.stack([*place, *sun]).to(self.dtype)[None]
 
     def _mapped(self, function):
         """A numpy function of latitude and longitude, on this rank's rows."""
-        lat, lon = self._latitude, self._longitude
+        lat, lon = self.latitude, self.longitude
         local = function(lat.to_local().cpu().numpy(), lon.to_local().cpu().numpy())
         return ShardTensor(torch.from_numpy(local).to(lat.device), lat.spec)

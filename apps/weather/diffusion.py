@@ -7,10 +7,9 @@ arXiv:2206.00364. Noise is drawn by global sample position, so it does not depen
 from dataclasses import dataclass
 
 import torch
-
 from torch.distributed.tensor import Replicate
 
-from core import make_spec
+from core import make_spec, rng
 
 
 @dataclass(frozen=True)
@@ -114,10 +113,7 @@ def numbers(x, keys):
 
 
 def _normal(spec, key, x):
-    from core import ShardTensor
-    g = torch.Generator().manual_seed(abs(hash(key)) % 2**62)
-    full = torch.randn(spec.shape, generator=g, dtype=x.dtype)
-    return ShardTensor(full[tuple(slice(*spec.local_range(d)) for d in range(spec.ndim))].contiguous(), spec)
+    return rng.normal(spec=spec, key=rng.key(*key), dtype=x.dtype, device=x.device)
 
 
 def _wide(v):

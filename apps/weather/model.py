@@ -22,7 +22,7 @@ LEVELS = 128  # Fourier features of the noise level
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the denoiser. ``conditions`` counts the channels beside the noisy state; ``kernel`` is in patches, odd."""
+    """Sizes of the denoiser. ``conditions``: channels beside the noisy state; ``kernel``: in patches, odd."""
 
     channels: int
     conditions: int
@@ -49,13 +49,13 @@ class Denoiser(nn.Module):
             nn.init.zeros_(layer.weight)
 
     def forward(self, noisy, conditions, level):
-        """(batch, channels, y, x), (batch, conditions, y, x) and (batch,), about -2 to 2, to (batch, channels, y, x)."""
+        """(batch, channels, y, x), (batch, conditions, y, x) and (batch,), in -2 to 2, to (batch, channels, y, x)."""
         height, width = noisy.shape[-2:]
         p = self.config.patch
         x = F.pad(torch.cat([noisy, conditions], 1), (0, -width % p, 0, -height % p))
         x = self.embed(x).permute(0, 2, 3, 1)
         rows, columns = positions(x.shape[1], x), positions(x.shape[2], x)
-        x = x + rows[:, None].roll(x.shape[-1] // 2, -1) + columns
+        x = x + F.pad(rows, (0, rows.shape[-1]))[:, None] + F.pad(columns, (columns.shape[-1], 0))
         level = self.level(fourier(level))
         for block in self.blocks:
             x = block(x, level)
@@ -100,12 +100,10 @@ def fourier(level):
 
 
 def positions(count, like):
-    """Sines and cosines of a position in the first half of the channels, (count, width); zeros in the second half."""
-    width = like.shape[-1]
-    wave = 1e4 ** (-torch.arange(width // 4, dtype=torch.float64) * 4 / width)
-    angle = torch.arange(count)[:, None] * wave
-    table = torch.cat([angle.sin(), angle.cos(), torch.zeros(count, width - 2 * (width // 4))], -1)
-    return table.to(like.device, like.dtype)
+    """Sines and cosines of ``count`` positions (Vaswani et al. 2017), half as wide as the tokens ``like``."""
+    waves = like.shape[-1] // 4
+    angle = torch.arange(count, device=like.device)[:, None] * 1e4 ** (-torch.arange(waves, device=like.device) / waves)
+    return torch.cat([angle.sin(), angle.cos()], -1).to(like.dtype)
 
 
 def _initialise(layer):

@@ -33,7 +33,9 @@ def rollout(model, process, frames, index, steps, members, seed, at_once=8):
     """
     start, facts = frames.reader.times[index], frames.facts
     groups = [range(i, min(i + at_once, members)) for i in range(0, members, at_once)]
-    histories = [[Observed(*(_many(part, len(g)) for part in frame)) for frame in frames.history(index)] for g in groups]
+    histories = [
+        [Observed(*(_many(part, len(g)) for part in frame)) for frame in frames.history(index)] for g in groups
+    ]
     minutes = int(start.astype("datetime64[m]").astype(int))
     for lead in range(steps):
         for i, (group, history) in enumerate(zip(groups, histories)):
@@ -46,6 +48,22 @@ def rollout(model, process, frames, index, steps, members, seed, at_once=8):
 
 def _many(x, count):
     return x.expand(count, *x.shape[1:])
+
+
+def rounds(cases, mesh):
+    """This data group's share of ``cases``: pairs (case, whether it counts).
+
+    All groups go through as many rounds, so that collectives meet; where none is left the last case comes again,
+    uncounted.
+    """
+    groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
+    for first in range(0, len(cases), groups):
+        yield cases[min(first + group, len(cases) - 1)], first + group < len(cases)
+
+
+def spread(cases, count):
+    """``count`` of the cases, evenly spaced; all where there are fewer."""
+    return cases[:: max(len(cases) // count, 1)][:count]
 
 
 def load(path, sampler_steps=None):
@@ -68,10 +86,12 @@ def check_sizes(config: ModelConfig, facts: Facts, file):
     """Refuses sizes of a model that contradict each other or the grid."""
     tokens = min(-(-n // config.patch) for n in facts.shape)
     problems = {
-        "kernel": (config.kernel % 2 == 1 and config.kernel <= tokens, f"an odd number up to {tokens}, the patches across the grid"),
+        "kernel": (
+            config.kernel % 2 == 1 and config.kernel <= tokens,
+            f"an odd number up to {tokens}, the patches across the grid",
+        ),
         "width": (config.width % (4 * config.heads) == 0, f"a multiple of 4 x {config.heads} heads"),
-    }  # fmt: skip
+    }
     for name, (good, wanted) in problems.items():
         if not good:
             raise InputError(f"--{name} is {getattr(config, name)}", file=file, remedy=f"Choose {wanted}")
-

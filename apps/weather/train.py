@@ -20,7 +20,7 @@ from apps.weather.baselines import persistence
 from apps.weather.config import TrainConfig
 from apps.weather.dataset import Facts, Frames
 from apps.weather.model import Denoiser
-from apps.weather.rollout import KIND, check_sizes, step
+from apps.weather.rollout import KIND, check_sizes, rounds, spread, step
 from core import DistributedManager, InputError, checkpoint
 from data.weather.archive import WeatherReader
 from data.weather.synthetic import Storms, build_synthetic
@@ -48,9 +48,13 @@ class WeatherTask:
         self.starts, self.cases = self.training.starts(), self.validation.starts()
         for split, starts in (("train", self.starts), ("valid", self.cases)):
             if not starts:
-                raise InputError(f"no {facts.history + 1} successive frames", file=self.reader.path,
-                                 variable=f"{split} split", remedy="Use a longer archive or a smaller --history")  # fmt: skip
-        self.cases = self.cases[:: max(len(self.cases) // config.cases, 1)][: config.cases]
+                raise InputError(
+                    f"no {facts.history + 1} successive frames",
+                    file=self.reader.path,
+                    variable=f"{split} split",
+                    remedy="Use a longer archive or a smaller --history",
+                )
+        self.cases = spread(self.cases, config.cases)
 
     def _frames(self, split):
         region = self.reader.split(split)
@@ -73,11 +77,9 @@ class WeatherTask:
 
     def validate(self, model):
         """Loss at fixed noise, and per channel RMSE and CRPS of one-step ensembles beside those of persistence."""
-        total, groups, group = {}, self.mesh["ddp"].size(), self.mesh.get_local_rank("ddp")
-        for first in range(0, len(self.cases), groups):  # all groups take part in each round, one that has no case left uncounted
-            case = min(first + group, len(self.cases) - 1)
-            sums = self._sums(model, self.cases[case])
-            total = metrics.add(total, {key: value * (first + group == case) for key, value in sums.items()})
+        total = {}
+        for index, counts in rounds(self.cases, self.mesh):
+            total = metrics.add(total, {key: value * counts for key, value in self._sums(model, index).items()})
         return self._scores(metrics.reduce(total, self.mesh))
 
     def _sums(self, model, index):
@@ -103,7 +105,10 @@ class WeatherTask:
         for c, channel in enumerate(self.facts.channels):
             for name in ("model", "persistence"):
                 n, square, crps = (sums[f"{name} {key}"][c] for key in ("n", "centre_square", "crps"))
-                out |= {f"{channel}/rmse/{name}": (square / n).sqrt().item(), f"{channel}/crps/{name}": (crps / n).item()}
+                out |= {
+                    f"{channel}/rmse/{name}": (square / n).sqrt().item(),
+                    f"{channel}/crps/{name}": (crps / n).item(),
+                }
         return out
 
     def state(self):
@@ -144,8 +149,12 @@ def _check_resumed(task, folder):
     before, now = Facts.from_json(state["task"]["facts"]), task.facts
     for name in vars(now):
         if getattr(before, name) != getattr(now, name):
-            raise InputError(f"was {getattr(before, name)} and is {getattr(now, name)}", file=path, variable=name,
-                             remedy="Resume with the archive and options of the run, or choose another --out")  # fmt: skip
+            raise InputError(
+                f"was {getattr(before, name)} and is {getattr(now, name)}",
+                file=path,
+                variable=name,
+                remedy="Resume with the archive and options of the run, or choose another --out",
+            )
 
 
 def report(result, config):
