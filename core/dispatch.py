@@ -24,7 +24,7 @@ from core import collectives as c
 from core._torch import NoTorchFunction, keeps_graph
 from core.errors import MissingShardPatch, ShardingError
 from core.redistribute import move
-from core.shard_tensor import ShardTensor, check_promotion, cotangent_spec, local_cotangent, promote
+from core.shard_tensor import ShardTensor, check_promotion, local_cotangent, promote
 from core.spec import REPLICATE, ShardTensorSpec, replicated_spec
 
 
@@ -33,8 +33,8 @@ class Plan(NamedTuple):
 
     Attributes:
         inputs: wanted spec of every tensor argument, in the order of the arguments.
-        outputs: spec of the result, or a tuple of them; None for a result that is no tensor. A Partial spec is
-            summed before anybody sees it.
+        outputs: spec of the result, or a tuple of them; None for a plain result, TARGET for an operation in place. A
+            Partial spec is summed before anybody sees it.
         local: computation on the local tensors, called as the operation is; None: the operation itself.
     """
 
@@ -42,6 +42,8 @@ class Plan(NamedTuple):
     outputs: Any
     local: Callable | None = None
 
+
+TARGET = object()  # as ``Plan.outputs``: the operation writes into its first argument and returns it
 
 RULES: dict[Any, Callable] = {}
 HANDLERS: dict[Any, Callable] = {}
@@ -93,6 +95,15 @@ def _scan(args, tensors):
     return tuple(key)
 
 
+def _collect(args, tensors):
+    """The tensors among (nested) arguments, in order."""
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            tensors.append(a)
+        elif type(a) is list or type(a) is tuple:
+            _collect(a, tensors)
+
+
 def _fill(args, values):
     """The arguments with their tensors replaced by the next ones of an iterator."""
     return [
@@ -129,19 +140,23 @@ def _spec_of(tensor, mesh):
     return replicated_spec(mesh, tensor.shape)
 
 
-def _plan(rule, func, args, kwargs, tensors, key):
+def _cached(key):
     try:
-        plan = _plans.get(key)
+        return _plans.get(key)
     except TypeError:  # symbolic sizes and the like
-        plan, key = None, None
-    if plan is None:
-        mesh = _mesh_of(tensors)
-        specs = [_spec_of(t, mesh) for t in tensors]
-        plan = _call(lambda *a, **k: rule(func, *a, **k), args, kwargs, specs)
-        if key is not None:
-            if len(_plans) >= _MOST_PLANS:  # scalars that change every step would fill it
-                _plans.clear()
-            _plans[key] = plan
+        return None
+
+
+def _plan(rule, func, args, kwargs, tensors, key):
+    mesh = _mesh_of(tensors)
+    specs = [_spec_of(t, mesh) for t in tensors]
+    plan = _call(lambda *a, **k: rule(func, *a, **k), args, kwargs, specs)
+    try:
+        if len(_plans) >= _MOST_PLANS:  # scalars that change every step would fill it
+            _plans.clear()
+        _plans[key] = plan
+    except TypeError:
+        pass
     return plan
 
 
@@ -220,26 +235,28 @@ def above(func, types, args, kwargs):
         return out
     if func in _ENGINE:
         return _ENGINE[func](*args, **kwargs)
-    handler = HANDLERS.get(func) or (HANDLERS and HANDLERS.get(str(func)))
+    handler = HANDLERS and (HANDLERS.get(func) or HANDLERS.get(str(func)))
     if handler:
         return handler(func, types, args, kwargs)
     tensors = []
     rule = RULES.get(func)
-    key = (func, _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
+    if rule is None:
+        _collect(args, tensors)
+        _collect(kwargs.values(), tensors)
+    else:
+        key = (func, _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
     if any(isinstance(t, DTensor) for t in tensors):
         return _with_dtensors(func, args, kwargs, tensors)
     if rule is not None:
         with _named(func, tensors):
             return _run_above(rule, func, args, kwargs, tensors, key)
-    plain = [t for t in tensors if not isinstance(t, ShardTensor)]
+    promoted = [_needs_promotion(t) for t in tensors]
     with NoTorchFunction():
-        if any(_needs_promotion(t) for t in plain):
+        if any(promoted):
             mesh = _mesh_of(tensors)
-            values = [promote(t, mesh) if _needs_promotion(t) else t for t in tensors]
-            out = _call(func, args, kwargs, values)
-        else:
-            out = func(*args, **kwargs)
-        return _all_shards(out, tensors)
+            values = [promote(t, mesh) if p else t for t, p in zip(tensors, promoted)]
+            return _all_shards(_call(func, args, kwargs, values), tensors)
+        return _all_shards(func(*args, **kwargs), tensors)
 
 
 # -- the autograd engine ------------------------------------------------------------------------------------------
@@ -308,7 +325,7 @@ def _run_above(rule, func, args, kwargs, tensors, key):
     if not rule.pending and any(t._spec.is_partial() for t in values if isinstance(t, ShardTensor)):
         values = [t.redistribute_to(t._spec.finished()) if isinstance(t, ShardTensor) else t for t in values]
         return _call(func, args, kwargs, values)
-    plan = _plan(rule, func, args, kwargs, tensors, key)
+    plan = _cached(key) or _plan(rule, func, args, kwargs, tensors, key)
     values = [_placed(t, spec) for t, spec in zip(values, plan.inputs)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in values):
         outs = _Region.apply(plan, func, args, kwargs, *values)
@@ -390,7 +407,7 @@ class _Region(Function):
 def _global_gradient(grad, value, spec, any_spec):
     """The gradient of the global value from the local one; that of a plain tensor is summed over the mesh here."""
     if spec is not None:
-        return ShardTensor(grad, cotangent_spec(spec)) if grad is not None else None
+        return ShardTensor(grad, spec.cotangent()) if grad is not None else None
     grad = torch.zeros_like(value) if grad is None else grad
     for axis in range(any_spec.mesh.ndim):
         grad = c.send_all_reduce(grad, c.axis_group(any_spec.mesh, axis))
@@ -406,27 +423,28 @@ def _detached(outs):
 # -- below autograd -------------------------------------------------------------------------------------------------
 def below(func, types, args, kwargs):
     """``__torch_dispatch__``: values are global; plain tensors are replicated values."""
-    handler = HANDLERS.get(func)
+    handler = HANDLERS and HANDLERS.get(func)
     if handler:
         return handler(func, types, args, kwargs)
     tensors = []
-    key = (func, _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
-    rule = RULES.get(func) or RULES.get(func.overloadpacket)
-    if rule is None:
-        rule = RULES["pointwise"] if torch.Tag.pointwise in func.tags else None
-    if rule is None:
-        return _fallback(func, args, kwargs, tensors)
-    if not rule.pending and any(t._spec.is_partial() for t in tensors if isinstance(t, ShardTensor)):
-        tensors = [_finish_below(t) for t in tensors]
-        return _call(func, args, kwargs, tensors)
+    key = (id(func), _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
     with _named(func, tensors):
-        plan = _plan(rule, func, args, kwargs, tensors, key)
+        plan = _cached(key)
+        if plan is None:
+            rule = _rule_below(func)
+            if rule is None:
+                return _fallback(func, args, kwargs, tensors)
+            if not rule.pending and any(t._spec.is_partial() for t in _shards(tensors)):
+                return _call(func, args, kwargs, [_finish_below(t) for t in tensors])
+            plan = _plan(rule, func, args, kwargs, tensors, key)
         locals_ = [_move_below(t, spec) for t, spec in zip(tensors, plan.inputs)]
         out = _call(plan.local or func, args, kwargs, locals_)
-    mutated = _mutated(func)
-    if mutated:
-        return args[0]
-    return _wrap_below(out, plan.outputs)
+    return args[0] if plan.outputs is TARGET else _wrap_below(out, plan.outputs)
+
+
+def _rule_below(func):
+    rule = RULES.get(func) or RULES.get(func.overloadpacket)
+    return rule or (RULES["pointwise"] if torch.Tag.pointwise in func.tags else None)
 
 
 def _finish_below(t):
@@ -455,14 +473,10 @@ def _wrap_below(out, spec):
     return out
 
 
-_mutates: dict = {}
-
-
-def _mutated(func):
-    if func not in _mutates:
-        first = func._schema.arguments[0] if func._schema.arguments else None
-        _mutates[func] = bool(first and first.alias_info and first.alias_info.is_write)
-    return _mutates[func]
+def mutates(func):
+    """Whether an aten overload writes into its first argument."""
+    first = func._schema.arguments[0] if func._schema.arguments else None
+    return bool(first and first.alias_info and first.alias_info.is_write)
 
 
 # -- fallback -------------------------------------------------------------------------------------------------------
@@ -489,7 +503,7 @@ def _fallback(func, args, kwargs, tensors):
         warnings.warn(f"{func} has no sharding rule: gathers {nbytes:,} bytes on every rank", stacklevel=3)
     whole = [move(t._local_tensor, t._spec, t._spec.replicated()) if isinstance(t, ShardTensor) else t for t in tensors]
     out = _call(func, args, kwargs, whole)
-    if _mutated(func):
+    if mutates(func):
         first = args[0]
         first._local_tensor.copy_(move(whole[0], first._spec.replicated(), first._spec))
         return first

@@ -239,13 +239,7 @@ def local_cotangent(grad, spec):
     """
     if not isinstance(grad, ShardTensor):
         grad = ShardTensor(grad, spec.replicated())
-    return move(grad._local_tensor, grad._spec, cotangent_spec(spec))
-
-
-def cotangent_spec(spec):
-    """Where a local graph finds the gradient of its value: Shard for Shard, Partial for Replicate and the reverse."""
-    dual = {Shard: lambda p: p, Replicate: lambda p: Partial(), Partial: lambda p: Replicate()}
-    return spec._new([dual[type(p)](p) for p in spec.placements], spec.sizes)
+    return move(grad._local_tensor, grad._spec, spec.cotangent())
 
 
 class _FromLocal(Function):
@@ -268,7 +262,7 @@ class _ToLocal(Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return ShardTensor(grad, cotangent_spec(ctx.spec))
+        return ShardTensor(grad, ctx.spec.cotangent())
 
 
 class _Redistribute(Function):

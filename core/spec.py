@@ -29,7 +29,10 @@ class ShardTensorSpec:
         stride: global stride; contiguous when left out.
     """
 
-    __slots__ = ("mesh", "placements", "shape", "sizes", "stride", "_key", "_hash", "_restrided")
+    __slots__ = (
+        "mesh", "placements", "shape", "sizes", "stride",  # what it says
+        "_key", "_hash", "_pending", "_cut", "_restrided", "_cotangent",  # derived once
+    )  # fmt: skip
 
     def __init__(self, mesh, placements, shape, sizes, stride=None):
         set_ = object.__setattr__
@@ -40,7 +43,10 @@ class ShardTensorSpec:
         set_(self, "stride", tuple(stride) if stride is not None else contiguous_stride(self.shape))
         set_(self, "_key", (self.mesh, self.placements, tuple(self.shape), self.sizes, self.stride))
         set_(self, "_hash", None)
-        set_(self, "_restrided", None)
+        set_(self, "_pending", any(isinstance(p, Partial) for p in self.placements))
+        set_(self, "_cut", any(isinstance(p, Shard) for p in self.placements))
+        set_(self, "_restrided", {})
+        set_(self, "_cotangent", None)
 
     def __setattr__(self, name, value):
         raise AttributeError(f"a ShardTensorSpec is frozen; make a new one to change {name}")
@@ -88,13 +94,13 @@ class ShardTensorSpec:
         return [(axis, p.dim) for axis, p in enumerate(self.placements) if isinstance(p, Shard)]
 
     def is_sharded(self):
-        return any(isinstance(p, Shard) for p in self.placements)
+        return self._cut
 
     def is_partial(self):
-        return any(isinstance(p, Partial) for p in self.placements)
+        return self._pending
 
     def is_replicated(self):
-        return all(isinstance(p, Replicate) for p in self.placements)
+        return not self._cut and not self._pending
 
     def offsets(self, axis):
         """First global index of every rank of ``axis`` and, last, the global extent."""
@@ -178,7 +184,13 @@ class ShardTensorSpec:
         return self._new(placements, out_sizes, shape)
 
     def restrided(self, local):
-        """This spec with the memory order of ``local``."""
+        """This spec with the memory order of ``local``, this rank's part."""
+        try:
+            return self._restrided[local.stride()]
+        except (KeyError, TypeError):  # TypeError: symbolic strides
+            return self._with_stride_of(local)
+
+    def _with_stride_of(self, local):
         if local.is_contiguous():
             stride = contiguous_stride(self.shape)
         else:
@@ -190,13 +202,20 @@ class ShardTensorSpec:
                 stride[d] = step
                 step *= max(self.shape[d], 1)
         stride = tuple(stride)
-        if stride == self.stride:
-            return self
-        if self._restrided is None:
-            object.__setattr__(self, "_restrided", {})
-        if stride not in self._restrided:
-            self._restrided[stride] = self._new(self.placements, self.sizes, stride=stride)
-        return self._restrided[stride]
+        spec = self if stride == self.stride else self._new(self.placements, self.sizes, stride=stride)
+        if all(isinstance(n, int) for n in local.stride()):
+            self._restrided[local.stride()] = spec
+        return spec
+
+    def cotangent(self):
+        """Where a local graph finds its value's gradient: Shard for Shard, Partial for Replicate and the reverse."""
+        if self._cotangent is None:
+            dual = [
+                PARTIAL if isinstance(p, Replicate) else REPLICATE if isinstance(p, Partial) else p
+                for p in self.placements
+            ]
+            object.__setattr__(self, "_cotangent", self._new(dual, self.sizes))
+        return self._cotangent
 
 
 def _placement_text(placement, sizes):

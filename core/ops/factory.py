@@ -2,7 +2,7 @@
 
 import torch
 
-from core.dispatch import Plan, op
+from core.dispatch import TARGET, Plan, op
 from core.ops.pointwise import operand
 from core.spec import replicated_spec
 
@@ -50,4 +50,4 @@ def _strided(plan, stride):
 
 @op(aten.copy_)
 def copy_(func, target, source, *args, **kwargs):
-    return Plan((target, operand(source, target)), target)
+    return Plan((target, operand(source, target)), TARGET)

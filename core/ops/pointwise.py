@@ -7,7 +7,7 @@ extent (the first of equals); the others follow. In-place operations keep the cu
 import torch
 from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
-from core.dispatch import Plan, op, tensors_in
+from core.dispatch import TARGET, Plan, mutates, op, tensors_in
 from core.spec import PARTIAL, REPLICATE
 
 aten = torch.ops.aten
@@ -21,14 +21,9 @@ _SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, a
 @op("pointwise", pending=True)
 def pointwise(func, *args, **kwargs):
     specs = tensors_in(args, kwargs)
-    target = specs[0] if _in_place(func) else meet(specs)
+    target = specs[0] if mutates(func) else meet(specs)
     target = _settle_pending(func, args, specs, target)
-    return Plan(tuple(operand(s, target, func) for s in specs), target)
-
-
-def _in_place(func):
-    first = func._schema.arguments[0].alias_info
-    return bool(first and first.is_write)
+    return Plan(tuple(operand(s, target, func) for s in specs), TARGET if mutates(func) else target)
 
 
 def meet(specs):
@@ -82,7 +77,7 @@ def _settle_pending(func, args, specs, target):
             stays = sum(pending) == 1 and not (pending[-1] and len(specs) > 1 and func is aten.div.Tensor)
         else:
             stays = False
-        if _in_place(func):
+        if mutates(func):
             continue
         target = target.with_axis(axis, PARTIAL if stays else REPLICATE)
     return target
