@@ -10,7 +10,7 @@ TWO = ("all_reduce", "all_reduce")
 
 def far(g, shape):
     """Values whose mean is large against their spread."""
-    return torch.randn(shape, dtype=torch.float64, generator=g) + 1e3
+    return torch.randn(shape, dtype=torch.float64, generator=g) + 1e6
 
 
 case(
@@ -41,7 +41,7 @@ case(
     cuts2=(((1, 2), None, None), ((0, 2), None, None)),
     wire=TWO,
 )
-case("layer_norm_offset", lambda x: F.layer_norm(x, (7, 6)), (X,), ((1,),), make={0: far}, atol=1e-8)
+case("layer_norm_offset", lambda x: F.layer_norm(x, (7, 6)), (X,), ((1,),), make={0: far}, atol=1e-7)
 case(
     "rms_norm", lambda x, w: F.rms_norm(x, (6,), w), (X, (6,)), ((1, None), (0, None)), cuts2=(((0, 1), None),), wire=()
 )
@@ -73,7 +73,7 @@ case(
     wire=(),
 )
 case("group_norm_no_affine", lambda x: F.group_norm(x, 2), (V,), ((1,), (2,)))
-case("group_norm_offset", lambda x: F.group_norm(x, 2), (V,), ((2,),), make={0: far}, atol=1e-8)
+case("group_norm_offset", lambda x: F.group_norm(x, 2), (V,), ((2,),), make={0: far}, atol=1e-7)
 case("group_norm_1d", lambda x, w: F.group_norm(x, 2, w), ((3, 4, 9), (4,)), ((2, None), (1, None)))
 # As a DTensor over other axes sees it: below autograd.
 case(
