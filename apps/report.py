@@ -7,7 +7,7 @@ from pathlib import Path
 
 def draw_losses(path, log):
     """The loss curve of a run's ``log.jsonl``, with its validations."""
-    rows = [json.loads(line) for line in Path(log).read_text().splitlines()]
+    rows = _last_run(json.loads(line) for line in Path(log).read_text().splitlines())
     steps = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     checks = [(row["step"], row["validation"]["loss"]) for row in rows if "validation" in row]
     figure, axes = _figure(1, 1, 7, 4)
@@ -16,10 +16,20 @@ def draw_losses(path, log):
     ax.plot(*zip(*_smooth(steps)), lw=1.8, color="C0", label="training, running mean")
     if checks:
         ax.plot(*zip(*checks), "o", color="C1", label="validation")
-    ax.set(xlabel="step", ylabel="loss", yscale="log")
-    ax.grid(alpha=0.3, which="both")
+    ax.set(xlabel="step", ylabel="loss", ylim=(0, None))
+    ax.grid(alpha=0.3)
     ax.legend(frameon=False)
     return _save(figure, path)
+
+
+def _last_run(rows):
+    """A log without what a later start overtook: a run that went on from an earlier step, or began anew."""
+    kept = []
+    for row in rows:
+        if kept and row["step"] < kept[-1]["step"]:
+            kept = [old for old in kept if old["step"] < row["step"]]
+        kept.append(row)
+    return kept
 
 
 def draw_maps(path, rows, titles, x, y, lines, channel, units):
@@ -27,9 +37,8 @@ def draw_maps(path, rows, titles, x, y, lines, channel, units):
 
     x, y: map coordinates in m, ascending; lines: borders as (x, y) arrays (n, 2) in m.
     """
-    shape = len(y) / len(x)
-    width = 4.2 * len(titles) + 1
-    figure, axes = _figure(len(rows), len(titles), width, (4.2 * shape + 0.3) * len(rows) + 0.3)
+    height = 4.0 * len(y) / len(x)
+    figure, axes = _figure(len(rows), len(titles), 4.0 * len(titles) + 1.2, (height + 0.05) * len(rows) + 0.4)
     extent = [v / 1e3 for v in (x[0], x[-1], y[0], y[-1])]
     style = _style(channel, rows)
     for row, (label, fields) in zip(axes, rows.items()):
@@ -42,7 +51,7 @@ def draw_maps(path, rows, titles, x, y, lines, channel, units):
         row[0].set_ylabel(label)
     for ax, title in zip(axes[0], titles):
         ax.set_title(title, fontsize=10)
-    figure.colorbar(image, ax=axes, shrink=0.6, label=f"{channel} ({units})", extend="both")
+    figure.colorbar(image, ax=axes, shrink=0.7, label=f"{channel} ({units})", extend="both")
     return _save(figure, path)
 
 
@@ -70,12 +79,14 @@ def draw_scores(path, results):
         if events is None:
             row[1].set_axis_off(), row[2].set_axis_off()
             continue
-        sign = "<" if events["below"] else "at least"
+        sign = "<" if events["below"] else "≥"
         names = [f"{sign} {t:g} {unit}" for t in events["thresholds"]]
         _against(row[1], leads, scores, {name: ("csi", i) for i, name in enumerate(names)})
         row[1].set(title=f"{channel}: CSI, higher is better", ylim=(0, 1))
-        _against(row[2], leads, scores, {f"{w} cells": ("fss", 0, i) for i, w in enumerate(results["windows"])})
-        row[2].set(title=f"{channel}: FSS of {names[0]}, by window", ylim=(0, 1))
+        _against(
+            row[2], leads, scores, {f"{w} cell{'s' * (w > 1)}": ("fss", 0, i) for i, w in enumerate(results["windows"])}
+        )
+        row[2].set(title=f"{channel} {names[0]}: FSS by window", ylim=(0, 1))
     for ax in axes.ravel():
         ax.set_xlabel("lead (minutes)")
     return _save(figure, path)
@@ -107,7 +118,7 @@ def _figure(rows, columns, width, height):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+    return pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="compressed")
 
 
 def _save(figure, path):

@@ -189,7 +189,8 @@ def write_maps(panels, frames, start, config):
     for c, (channel, units) in enumerate(zip(facts.channels, facts.units)):
         rows = {name: [panels[lead][name][c] for lead in leads] for name in panels[1]}
         titles = [
-            f"{str(start + lead * facts.step)[:16]} UTC, +{round(lead * facts.step_minutes)} min" for lead in leads
+            f"{str(start + lead * facts.step)[:16].replace('T', ' ')} UTC, +{round(lead * facts.step_minutes)} min"
+            for lead in leads
         ]
         path = Path(config.out) / f"maps_{channel}.png"
         print(f"figure {draw_maps(path, rows, titles, x, y, lines, channel, units)}")

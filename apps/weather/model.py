@@ -22,7 +22,8 @@ LEVELS = 128  # Fourier features of the noise level
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the denoiser. ``conditions``: channels beside the noisy state; ``kernel``: in patches, odd."""
+    """Sizes of the denoiser. ``conditions``: channels beside the noisy state; ``kernel``: in patches, odd;
+    ``fine``: channels of the convolutions that close the seams between patches."""
 
     channels: int
     conditions: int
@@ -31,6 +32,7 @@ class ModelConfig:
     heads: int = 4
     kernel: int = 7
     patch: int = 4
+    fine: int = 32
 
 
 class Denoiser(nn.Module):
@@ -44,16 +46,19 @@ class Denoiser(nn.Module):
         self.blocks = nn.ModuleList(Block(width, config.heads, config.kernel) for _ in range(config.depth))
         self.last = nn.Linear(width, 2 * width)
         self.head = nn.Linear(width, config.channels * p * p)
+        fine = config.fine
+        self.fine = nn.Conv2d(2 * config.channels + config.conditions, fine, 3, padding=1)
+        self.finer = nn.Conv2d(fine, config.channels, 3, padding=1)
         self.apply(_initialise)
-        for layer in (self.last, self.head, *(block.steer for block in self.blocks)):
+        for layer in (self.last, self.head, self.finer, *(block.steer for block in self.blocks)):
             nn.init.zeros_(layer.weight)
 
     def forward(self, noisy, conditions, level):
         """(batch, channels, y, x), (batch, conditions, y, x) and (batch,), in -2 to 2, to (batch, channels, y, x)."""
         height, width = noisy.shape[-2:]
         p = self.config.patch
-        x = F.pad(torch.cat([noisy, conditions], 1), (0, -width % p, 0, -height % p))
-        x = self.embed(x).permute(0, 2, 3, 1)
+        seen = torch.cat([noisy, conditions], 1)
+        x = self.embed(F.pad(seen, (0, -width % p, 0, -height % p))).permute(0, 2, 3, 1)
         rows, columns = positions(x.shape[1], x), positions(x.shape[2], x)
         x = x + F.pad(rows, (0, rows.shape[-1]))[:, None] + F.pad(columns, (columns.shape[-1], 0))
         level = self.level(fourier(level))
@@ -63,7 +68,8 @@ class Denoiser(nn.Module):
         x = self.head(modulated(x, shift, scale))
         b, h, w, _ = x.shape
         x = x.view(b, h, w, -1, p, p).permute(0, 3, 1, 4, 2, 5).reshape(b, -1, h * p, w * p)
-        return x[..., :height, :width]
+        x = x[..., :height, :width]
+        return x + self.finer(F.gelu(self.fine(torch.cat([x, seen], 1)), approximate="tanh"))
 
 
 class Block(nn.Module):
