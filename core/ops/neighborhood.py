@@ -8,8 +8,7 @@ On shards each rank fetches the rows of keys and values that the windows of its 
 those of the whole grid: only its true edges push them.
 """
 
-from functools import lru_cache
-from itertools import product
+from bisect import bisect
 from math import prod
 from typing import NamedTuple
 
@@ -48,7 +47,7 @@ def neighborhood_attention(q, k, v, kernel_size, *, scale=None):
         return handle_torch_function(neighborhood_attention, (q, k, v), q, k, v, kernel_size, scale=scale)
     windows = _windows(q, k, v, kernel_size)
     axes = [_Axis(w, n, 0, n, 0, n) for w, n in zip(windows, q.shape[1:-2])]
-    return _attend(q, torch.cat([k, v], -1), axes, scale)
+    return _attend(q, k, v, _tiled(axes), scale)
 
 
 @op(neighborhood_attention)
@@ -65,11 +64,15 @@ def rule(func, q, k, v, kernel_size, *, scale=None):
             low, high = reach[group.rank]
         axes.append(_Axis(window, total, start, stop - start, low, high - low))
 
+    tiles = _tiled(axes)
+
     def local(q, k, v, *args, **kwargs):
-        kv = torch.cat([k, v], -1)
-        for call in cut:
-            kv = fetch(kv, *call)
-        return _attend(q, kv, axes, scale)
+        if cut:
+            kv = torch.cat([k, v], -1)
+            for call in cut:
+                kv = fetch(kv, *call)
+            k, v = kv.chunk(2, -1)
+        return _attend(q, k, v, tiles, scale)
 
     return Plan(tuple(operand(s, x) for s in (q, k, v)), x, local)
 
@@ -119,7 +122,7 @@ class _Tiles:
         self.count = -(-axis.queries // self.tile)
         self.block = min(self.tile + axis.window - 1, axis.keys)
         starts = [self._start(i * self.tile, min, max) for i in range(self.count)]
-        self.overlap = max(sum(s + self.block > t for s in starts[: i + 1]) for i, t in enumerate(starts))
+        self.overlap = max(i + 1 - bisect(starts, t - self.block) for i, t in enumerate(starts))
 
     def _start(self, query, least, most):
         """First key of the block of the tile whose first query is ``query``, both counted from what is at hand."""
@@ -151,10 +154,9 @@ class _Tiles:
         return block, at, (block >= 0) & (at < self.block)
 
 
-@lru_cache(maxsize=256)
 def _tiled(axes):
     size = {1: 64, 2: 8, 3: 4}[len(axes)]
-    return tuple(_Tiles(a, size) for a in axes)
+    return tuple(_Tiles(a, size) for a in axes) if all(a.queries for a in axes) else ()
 
 
 def _spread(tables, op):
@@ -168,8 +170,8 @@ def _spread(tables, op):
 
 
 class _Blocks(torch.autograd.Function):
-    """Rows (grid, ..) laid out as blocks (tiles, keys of a block, ..). Backward: every key sums over its blocks, which
-    needs no atomic additions and adds up in fp32."""
+    """Rows (grid, ..) laid out as blocks (tiles, keys of a block, ..). Backward: every key sums over the blocks that
+    hold it, which needs no atomic additions."""
 
     @staticmethod
     def forward(ctx, rows, tiles):
@@ -182,30 +184,26 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        tiles, total = ctx.tiles, None
-        flat = grad.reshape(grad.shape[0] * grad.shape[1], *grad.shape[2:])
-        holders = [t.holders(grad.device) for t in tiles]
-        for choice in product(*(range(t.overlap) for t in tiles)):
-            block, at, there = ([h[part][c] for h, c in zip(holders, choice)] for part in range(3))
-            block = _spread(block, lambda a, b, i: a * tiles[i].count + b)
-            at = _spread(at, lambda a, b, i: a * tiles[i].block + b)
-            there = _spread(there, lambda a, b, i: a & b).flatten()
-            from_ = (block * grad.shape[1] + at).flatten().where(there, 0)
-            part = flat.index_select(0, from_).where(there.view(-1, *(1,) * (flat.ndim - 1)), 0)
-            part = part.to(torch.promote_types(grad.dtype, torch.float32))
-            total = part if total is None else total.add_(part)
-        return total.to(grad.dtype), None
+        holders = [t.holders(grad.device) for t in ctx.tiles]
+        block, at, there = ([h[part] for h in holders] for part in range(3))
+        block = _spread(block, lambda a, b, i: a * ctx.tiles[i].count + b)
+        at = _spread(at, lambda a, b, i: a * ctx.tiles[i].block + b)
+        there = _spread(there, lambda a, b, i: a & b)
+        sources = (block * grad.shape[1] + at).where(there, 0)
+        sources, there = (x.reshape(prod(t.overlap for t in ctx.tiles), -1).T.contiguous() for x in (sources, there))
+        flat = grad.reshape(grad.shape[0] * grad.shape[1], -1)
+        rows = F.embedding_bag(sources, flat, mode="sum", per_sample_weights=there.to(grad.dtype))
+        return rows.view(-1, *grad.shape[2:]), None
 
 
-def _attend(q, kv, axes, scale):
-    """Attention of the queries at hand over the keys (and values, packed behind them) at hand."""
-    batch, heads, channels, n = q.shape[0], q.shape[-2], q.shape[-1], len(axes)
+def _attend(q, k, v, tiles, scale):
+    """Attention of the queries at hand over the keys and values at hand."""
+    batch, heads, channels, n = q.shape[0], q.shape[-2], q.shape[-1], len(tiles)
     if q.numel() == 0:
-        return q + kv.sum()
-    tiles = _tiled(tuple(axes))
+        return q + k.sum() + v.sum()
     count, queries = prod(t.count for t in tiles), prod(t.tile for t in tiles)
-    rows = kv.movedim(0, n).reshape(prod(t.axis.keys for t in tiles), batch * heads, 2 * channels)
-    k, v = _Blocks.apply(rows, tiles).transpose(1, 2).split(channels, -1)
+    rows = [x.movedim(0, n).reshape(-1, batch * heads, channels).contiguous() for x in (k, v)]
+    k, v = (_Blocks.apply(x, tiles).transpose(1, 2) for x in rows)
     padding = [p for t in reversed(tiles) for p in (0, t.count * t.tile - t.axis.queries)]
     q = F.pad(q.movedim(0, n), [0, 0, 0, 0, 0, 0, *padding]) if any(padding) else q.movedim(0, n)
     q = q.reshape(*(e for t in tiles for e in (t.count, t.tile)), batch, heads, channels)
