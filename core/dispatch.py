@@ -9,6 +9,7 @@ computation, collectives included, is differentiated on plain local tensors; an 
 autograd, where values are global and torch's own derivative applies.
 """
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -49,6 +50,7 @@ RULES: dict[Any, Callable] = {}
 HANDLERS: dict[Any, Callable] = {}
 _plans: dict[Any, Plan] = {}
 _MOST_PLANS = 20_000
+_ATEN = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 
 
 def op(*functions, pending=False):
@@ -59,6 +61,7 @@ def op(*functions, pending=False):
 
     def register(rule):
         rule.pending = pending
+        rule.order = tuple(inspect.signature(rule).parameters)
         for f in functions:
             RULES[f] = rule
         return rule
@@ -93,6 +96,11 @@ def _scan(args, tensors):
         else:
             key.append((type(a), a))
     return tuple(key)
+
+
+def _in_order(rule, kwargs):
+    """Keywords in the order of the rule's parameters, which is that of ``Plan.inputs``."""
+    return {name: kwargs[name] for name in (*rule.order, *kwargs) if name in kwargs}
 
 
 def _collect(args, tensors):
@@ -240,6 +248,10 @@ def above(func, types, args, kwargs):
         return handler(func, types, args, kwargs)
     tensors = []
     rule = RULES.get(func)
+    if isinstance(func, _ATEN):  # a user's torch.ops.aten.X: its rule speaks of values below autograd
+        rule = None
+    elif rule is not None and len(kwargs) > 1:
+        kwargs = _in_order(rule, kwargs)
     if rule is None:
         _collect(args, tensors)
         _collect(kwargs.values(), tensors)

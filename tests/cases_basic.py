@@ -132,3 +132,11 @@ case("stack", lambda x, y: torch.stack([x, y], 1), (X, X), ((1, 1), (1, None)))
 case("detach_clone", lambda x: x.clone() + x.detach(), (X,), ((1,),), wire=())
 case("likes", lambda x: torch.zeros_like(x) + x * torch.ones_like(x), (X,), ((1,),), wire=())
 case("to_float", lambda x: x.float().double(), (X,), ((1,),), wire=(), atol=1e-6)
+
+case(
+    "keywords_in_any_order",
+    lambda x, w, b: F.linear(x, bias=b, weight=w),
+    (X, (6, 6), (6,)),
+    ((1, None, None), ("R", None, None)),
+)
+case("aten_called_by_name", lambda x: torch.ops.aten.sum(x) + torch.ops.aten.mul.Tensor(x, x), (X,), ((1,), (2,)))
