@@ -104,8 +104,8 @@ def mlp(inputs, hidden, outputs):
 class Transolver(nn.Module):
     """Points with features (B, N, F) to fields (B, N, outputs), for any N.
 
-    Linear maps start from a truncated normal of 0.02; the slice projection starts orthogonal, so that slices differ
-    from the first step.
+    Linear maps start as torch's do (a truncated normal of 0.02 learned more slowly); the slice projection starts
+    orthogonal, so that slices differ from the first step.
     """
 
     def __init__(self, config=ModelConfig()):
@@ -115,7 +115,6 @@ class Transolver(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.outputs)
-        self.apply(_init)
         for block in self.blocks:
             nn.init.orthogonal_(block.attention.slice.weight)
 
@@ -124,10 +123,3 @@ class Transolver(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
-
-
-def _init(module):
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

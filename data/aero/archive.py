@@ -190,7 +190,7 @@ class AeroReader:
     def __init__(self, path):
         self.path = str(path)
         self._root = self._store = None
-        self._arrays = {}
+        self._groups, self._fields, self._arrays = {}, {}, {}
 
     def __getstate__(self):
         return {"path": self.path}
@@ -230,7 +230,7 @@ class AeroReader:
 
     def run_attrs(self, run_id):
         """Attributes of one run, a dict."""
-        return dict(self._group(run_id).attrs)
+        return self._group(run_id).attrs.asdict()
 
     def has_volume(self, run_id):
         """Whether the run was built with its volume."""
@@ -238,7 +238,9 @@ class AeroReader:
 
     def fields(self, sample):
         """Names of the arrays of one sample."""
-        return sorted(self._group(sample).array_keys())
+        if sample not in self._fields:
+            self._fields[sample] = sorted(self._group(sample).array_keys())
+        return self._fields[sample]
 
     def shape(self, sample, name):
         """Global shape of one array; reads metadata only."""
@@ -294,6 +296,11 @@ class AeroReader:
         return self._root
 
     def _group(self, sample):
+        if sample not in self._groups:
+            self._groups[sample] = self._find_group(sample)
+        return self._groups[sample]
+
+    def _find_group(self, sample):
         root, run = self._open(), sample.split("/")[0]
         if run not in root.attrs["runs"]:
             raise InputError(

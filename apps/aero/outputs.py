@@ -1,0 +1,52 @@
+"""Files that are whole or absent: written under a temporary name, renamed together when all of them are complete."""
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+from core import InputError
+
+
+@contextmanager
+def written(*paths):
+    """Temporary paths to write to, in place of ``paths``, which appear at the end, all that were written or none.
+
+    Raises InputError where the folder cannot be written to.
+    """
+    paths = [Path(path) for path in paths]
+    parts = [path.with_name(f".{os.getpid()}.{path.name}") for path in paths]
+    try:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        yield parts
+        for part, path in zip(parts, paths):
+            if part.exists():
+                os.replace(part, path)
+    except OSError as error:
+        raise InputError(
+            f"cannot be written ({error.strerror or error})",
+            file=error.filename or paths[0],
+            remedy="Choose another --out, or make room there",
+        ) from error
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+
+
+def write_json(path, values):
+    """A dict as JSON, readable by people."""
+    Path(path).write_text(json.dumps(values, indent=1, allow_nan=False) + "\n")
+
+
+def drawn(draw, path, *args):
+    """``draw(path, *args)``, or one line that says that there is no figure where matplotlib is not installed."""
+    try:
+        draw(path, *args)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        print("no figure: matplotlib is not installed", file=sys.stderr)
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""Fields of whole surfaces from a trained model: one forward pass over all cells, cut over the domain, no chunks.
+
+Every cell attends to the whole body, so the answer depends neither on the number of ranks nor on an order of cells.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.distributed.tensor import Shard
+
+from apps.aero import metrics
+from apps.aero.dataset import FIELDS, Points, Scaling
+from apps.aero.forces import reference_of
+from apps.aero.model import ModelConfig, Transolver
+from apps.agree import together
+from apps.loop import check_kind
+from apps.metrics import reduce
+from core import DistributedManager, ShardTensor, checkpoint, make_spec
+from data.sharded import read_sharded
+
+KIND = "aero-transolver"
+
+
+def load_model(path):
+    """(model ready for inference with its averaged weights, Scaling, the checkpoint's JSON part).
+
+    Raises InputError for a missing or damaged checkpoint, and for one of another application.
+    """
+    state = checkpoint.read_state(path)
+    check_kind(state, KIND, path)
+    model = Transolver(ModelConfig(**state["task"]["model"])).to(DistributedManager().device)
+    checkpoint.load(path, model, averaged=True)
+    return model.eval(), Scaling.from_state(state["task"]["scaling"]), state
+
+
+@dataclass
+class Surface:
+    """This rank's rows of one run: predicted fields (n, 4) m2/s2, arrays of the archive, and how the rows are cut."""
+
+    run: str
+    attrs: dict
+    predicted: torch.Tensor
+    fields: dict
+    held_out: torch.Tensor
+    spec: object
+
+    def sums(self, field_std, only_held_out=False):
+        """Sums of ``metrics.case_sums`` of these rows."""
+        weight = self.held_out if only_held_out else torch.ones_like(self.held_out)
+        return metrics.case_sums(self.predicted, self.fields, weight, self.attrs, field_std)
+
+    def whole(self, rows=None):
+        """Arrays of the run on every rank, numpy: ``predicted`` and those of the archive.
+
+        rows: take the first rows only, a fair sample of the run, whose areas are scaled up to stand for the whole.
+        """
+        arrays = {"predicted": self.predicted, **self.fields}
+        found = {name: self._gather(values, rows) for name, values in arrays.items()}
+        found["area"] *= self.spec.shape[0] / len(found["area"])
+        return found
+
+    def _gather(self, values, rows):
+        shape, sizes = (self.spec.shape[0], *values.shape[1:]), dict(enumerate(self.spec.sizes))
+        sharded = ShardTensor(values, make_spec(self.spec.mesh, self.spec.placements, shape, sizes))
+        return (sharded if rows is None else sharded[:rows]).full_tensor().cpu().numpy()
+
+
+@torch.no_grad()
+def predict(model, points, run, domain):
+    """Surface of ``run`` under ``model``, cut over the mesh ``domain``; all ranks of the world must call it together.
+
+    run: None for ranks that have none in this round; they return None.
+    """
+    weight = next(model.parameters())
+    with together():
+        if run is not None:
+            features = read_sharded(points, run, "features", domain, [Shard(0)], dtype=weight.dtype)
+            spec = features.spec
+            fields, held_out = _own_rows(points, run, spec, weight.device)
+    if run is None:
+        return None
+    outputs = model(features.unsqueeze(0)).squeeze(0).to_local()
+    attrs = points.reader.run_attrs(run)
+    return Surface(run, attrs, points.scaling.fields(outputs, attrs["U"]), fields, held_out, spec)
+
+
+def _own_rows(points, run, spec, device):
+    first, last = spec.local_range(0)
+
+    def tensor(values):
+        return torch.from_numpy(values.astype(np.int64 if values.dtype == np.int64 else np.float64)).to(device)
+
+    fields = {name: tensor(points.rows(run, name, first, last)) for name in (*FIELDS, "cell_id")}
+    return fields, tensor(points.held_out(run, first, last))
+
+
+def judge(model, reader, scaling, runs, mesh, only_held_out=False):
+    """{run: scores} of whole runs, dealt over the data groups of ``mesh`` (ddp, domain); the same on every rank."""
+    points, table = Points(reader, scaling), metrics.empty_sums(len(runs))
+    groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
+    for first in range(0, len(runs), groups):
+        number = first + group
+        surface = predict(model, points, runs[number] if number < len(runs) else None, mesh["domain"])
+        if surface is not None:
+            for key, value in surface.sums(scaling.field_std, only_held_out).items():
+                table[key][number] = value
+    device = DistributedManager().device
+    table = reduce({key: value.to(device) for key, value in table.items()}, mesh)
+    return {run: _scores(reader.run_attrs(run), table, number) for number, run in enumerate(runs)}
+
+
+def _scores(attrs, table, number):
+    sums = {key: value[number].cpu() for key, value in table.items()}
+    return metrics.case_scores(sums, reference_of(attrs), attrs)

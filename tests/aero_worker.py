@@ -1,0 +1,58 @@
+"""One training and one inference as the tests compare them over layouts: python aero_worker.py FOLDER ARCHIVE DOMAIN
+
+Leaves in FOLDER: gradients.pt (of the first step, fp64), rank_R.json (losses, scores, bytes read for the first step), a
+checkpoint after steps 5 and 10, and the inference of run_1.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from apps.aero import infer
+from apps.aero.config import TrainConfig
+from apps.aero.train import prepare
+from apps.loop import fit
+from core import set_fallback
+from core.parallelize import parallelize, unwrapped
+from data.sampler import DomainSampler
+
+
+def settings(folder, archive, domain=1):
+    return TrainConfig(
+        out=str(folder), archive=str(archive), domain=domain, steps=10, lr=1e-2, warmup=2, points=512,
+        width=32, layers=2, heads=2, slices=8, checkpoint_every=5, validate_every=10, log_every=1,
+    )  # fmt: skip
+
+
+def first_gradients(config, folder):
+    """Gradients of the first step in fp64, and the bytes that this rank read for it."""
+    model, task, mesh = prepare(replace(config, precision="fp64"))
+    model = parallelize(model, mesh)
+    sampler = DomainSampler(task.count(), config.batch, mesh["ddp"].size(), mesh.get_local_rank("ddp"), config.seed)
+    task.loss(model, sampler.next()).backward()
+    if dist.get_rank() == 0:
+        torch.save({name: p.grad for name, p in unwrapped(model).named_parameters()}, folder / "gradients.pt")
+    return task.reader.bytes_read
+
+
+def main(folder, archive, domain):
+    torch.set_num_threads(1)
+    set_fallback("error")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = settings(folder, archive, int(domain))
+    bytes_read = first_gradients(config, folder)
+    model, task, mesh = prepare(config)
+    result = fit(model, task, config, mesh)
+    found = {"losses": result.losses, "scores": result.scores, "bytes_read": bytes_read}
+    (folder / f"rank_{dist.get_rank()}.json").write_text(json.dumps(found))
+    common = ["--checkpoint", str(result.checkpoint), "--archive", archive, "--run", "run_1", "--out", str(folder)]
+    infer.main(common)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
