@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -90,7 +91,7 @@ def load(path, model, optimizer=None, ema=None, averaged=False):
     _check_names(path, tensors)
     try:
         dcp.load(tensors, checkpoint_id=str(path))
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # which is no Exception
         raise InputError(
             f"cannot be loaded into this model ({type(error).__name__}: {str(error).splitlines()[0][:200]})",
             file=path,

@@ -10,7 +10,7 @@ from apps.weather.model import ModelConfig
 PRESETS = {
     # the embedded storms, 64 x 96 points, two minutes on two cores
     "tiny": dict(
-        history=3, patch=4, width=64, depth=4, heads=4, kernel=7, steps=700, batch=4, lr=2e-3, sampler_steps=10
+        history=3, patch=4, width=64, depth=4, heads=4, kernel=7, steps=700, batch=4, lr=3e-3, sampler_steps=10
     ),
     # one radar channel over the country at 6 km on a laptop, or a region at 3 km
     "small": dict(
@@ -59,7 +59,7 @@ class TrainConfig(LoopConfig):
     def diffusion(self):
         """States are changes since the last frame in units of the channel's spread, about a half wide. Under the
         conditions nothing wider than 20 is left to guess, nothing finer than 0.01 to see."""
-        return Diffusion(sigma_data=0.5, sigma_min=0.01, sigma_max=20.0, steps=self.sampler_steps)
+        return Diffusion(sigma_data=0.5, p_mean=-0.8, sigma_min=0.01, sigma_max=20.0, steps=self.sampler_steps)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,11 @@ class WeatherReader:
 
     @cached_property
     def _group(self):
-        group = zarr.open_group(self._store, mode="r")
+        try:
+            group = zarr.open_group(self._store, mode="r")
+        except (ValueError, KeyError) as error:
+            raise InputError(f"has metadata that cannot be read ({error})", file=self.path,
+                             remedy="Build it again") from error  # fmt: skip
         if group.attrs.get("schema") != SCHEMA:
             raise InputError(f"has schema {group.attrs.get('schema')}, not {SCHEMA}", file=self.path,
                              remedy="Build it again")  # fmt: skip
