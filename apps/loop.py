@@ -87,12 +87,11 @@ def fit(model, task: Task, config: LoopConfig, mesh, blocks=()) -> Result:
     run = _Run(model, task, config, mesh, blocks)
     if config.resume:
         run.resume()
-    started = time.perf_counter()
     while run.step < config.steps:
         run.advance()
         last = run.step == config.steps
         if run.step % config.log_every == 0 or last:
-            run.log(started)
+            run.log()
         if run.step % config.validate_every == 0 or last:
             run.validate()
         if run.step % config.checkpoint_every == 0 or last:
@@ -113,6 +112,7 @@ class _Run:
         self.sampler = DomainSampler(task.count(), config.batch, groups, group, config.seed)
         self.ema = {n: p.detach().clone() for n, p in self._named()} if config.ema else {}
         self.step, self.losses, self.scores, self.path = 0, [], {}, None
+        self.logged = time.perf_counter(), 0
         self.folder = Path(config.out)
         self.chief = dist.get_rank() == 0
         if self.chief:
@@ -158,12 +158,14 @@ class _Run:
         for name, p in self._named() if self.ema else ():
             self.ema[name].lerp_(p.detach(), 1 - decay)
 
-    def log(self, started):
+    def log(self):
+        """One line: the loss, the rate since the line before, the time left, the peak memory of a GPU."""
         if not self.chief:
             return
-        rate = len(self.losses) * self.config.batch / (time.perf_counter() - started)
+        now, (then, step) = time.perf_counter(), self.logged
+        rate, self.logged = (self.step - step) * self.config.batch / (now - then), (now, self.step)
         memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
-        row = {"step": self.step, "loss": self.losses[-1], "samples_per_s": round(rate, 2)}
+        row = {"step": self.step, "loss": self.losses[-1], "samples_per_s": round(rate, 3), "GiB": round(memory, 2)}
         with open(self.folder / "log.jsonl", "a") as f:
             f.write(json.dumps(row) + "\n")
         tail = f"  {memory:.1f} GiB" if memory else ""
@@ -182,6 +184,7 @@ class _Run:
             self.scores = self.task.validate(unwrapped(self.model))
         self.model.train()
         if self.chief:
+            self.logged = time.perf_counter(), self.step
             text = "  ".join(f"{k} {v:.4f}" for k, v in self.scores.items())
             print(f"step {self.step}  validation: {text}", file=sys.stderr, flush=True)
             with open(self.folder / "log.jsonl", "a") as f:
@@ -210,6 +213,7 @@ class _Run:
         checkpoint.load(path, self.model, self.optimizer, self.ema or None)
         self.sampler.load_state_dict(state["sampler"])
         self.step, self.losses, self.scores, self.path = state["step"], state["losses"], state["scores"], path
+        self.logged = time.perf_counter(), self.step
         if self.chief:
             print(f"resumed from {path}", file=sys.stderr, flush=True)
 
