@@ -23,7 +23,7 @@ from data.sampler import DomainSampler
 
 def settings(folder, archive, domain=1):
     return TrainConfig(
-        out=str(folder), archive=str(archive), domain=domain, steps=10, lr=1e-2, warmup=2, points=512,
+        out=str(folder), archive=str(archive), domain=domain, steps=10, lr=5e-3, warmup=2, points=512,
         width=32, layers=2, heads=2, slices=8, checkpoint_every=5, validate_every=10, log_every=1,
     )  # fmt: skip
 

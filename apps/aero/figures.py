@@ -23,7 +23,7 @@ def draw_training(path, losses, log, arrays, attrs, title):
 
     arrays: of predict.Surface.whole. attrs: of the run.
     """
-    figure, axes = _mosaic([["loss"] * 3, ["true", "predicted", "error"]], (11, 6.6), height_ratios=[1.25, 1])
+    figure, axes = _mosaic([["loss"] * 3, ["true", "predicted", "error"]], (11, 5.6), height_ratios=[1.6, 1])
     _losses(axes["loss"], losses, Path(log))
     panels = [axes[name] for name in ("true", "predicted", "error")]
     _row(figure, panels, arrays, attrs, "side", f"{title}: $C_p$", "bottom")

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from core import InputError
@@ -32,7 +32,8 @@ def written(*paths):
         ) from error
     finally:
         for part in parts:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
 
 
 def write_json(path, values):
