@@ -24,8 +24,8 @@ def build(folder, small):
     from data.weather.synthetic import Storms, build_synthetic
 
     grid = hrrr_crop(2, slice(0, 64), slice(0, 96)) if small else hrrr_crop(2)
-    build_synthetic(folder / "storms.zarr", Storms(frames=10), grid)
-    synthetic_archive(folder / "bodies.zarr", runs=6, cells=2000 if small else 400_000)
+    build_synthetic(folder / "storms.zarr", Storms(days=3, frames=8), grid)
+    synthetic_archive(folder / "bodies.zarr", runs=5, cells=2000 if small else 320_000)
 
 
 def commands(folder, small):
