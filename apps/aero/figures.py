@@ -15,6 +15,7 @@ VIEWS = {
     "top": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "rear": ((0, 1, 0), (0, 0, 1), (1, 0, 0)),
 }
+COLUMNS = ("true", "predicted", "predicted - true")
 LIMITS = (-1.0, 1.0)
 
 
@@ -23,19 +24,18 @@ def draw_training(path, losses, log, arrays, attrs, title):
 
     arrays: of predict.Surface.whole. attrs: of the run.
     """
-    figure, axes = _mosaic([["loss"] * 3, ["true", "predicted", "error"]], (11, 5.6), height_ratios=[1.6, 1])
+    figure, axes = _mosaic([["loss"] * 3, list(COLUMNS)], (11, 5.8), height_ratios=[1.7, 1])
     _losses(axes["loss"], losses, Path(log))
-    panels = [axes[name] for name in ("true", "predicted", "error")]
-    _row(figure, panels, arrays, attrs, "side", f"{title}: $C_p$", "bottom")
+    _bodies(figure, {"side": [axes[name] for name in COLUMNS]}, arrays, attrs, f"{title}: ")
     _save(figure, path)
 
 
 def draw_surface(path, arrays, attrs, title):
     """Pressure coefficient of one body, true, predicted and error, from three sides."""
-    names = [[f"{view} {name}" for name in ("true", "predicted", "error")] for view in VIEWS]
-    figure, axes = _mosaic(names, (11, 9.5), height_ratios=[_height(arrays, view) for view in VIEWS])
-    for row, view in zip(names, VIEWS):
-        _row(figure, [axes[name] for name in row], arrays, attrs, view, "$C_p$" if view == "side" else None, "right")
+    names = [[f"{view} {name}" for name in COLUMNS] for view in VIEWS]
+    heights = [_height(arrays, view) for view in VIEWS]
+    figure, axes = _mosaic(names, (11, 3.5 * sum(heights) + 1.3), height_ratios=heights)
+    _bodies(figure, {view: [axes[name] for name in row] for view, row in zip(VIEWS, names)}, arrays, attrs, "")
     figure.suptitle(title)
     _save(figure, path)
 
@@ -51,7 +51,8 @@ def draw_parity(path, cases, title):
         ax.plot(ends, ends, color="0.6", lw=1, zorder=1)
         ax.scatter(true, predicted, s=28, zorder=2)
         for run, x, y in list(zip(cases, true, predicted))[:12]:
-            ax.annotate(run, (x, y), xytext=(5, -9), textcoords="offset points", fontsize=7, color="0.35")
+            side, offset = ("right", -6) if x > np.mean(ends) else ("left", 6)
+            ax.annotate(run, (x, y), (offset, -3), textcoords="offset points", ha=side, fontsize=7, color="0.35")
         error = np.abs(predicted - true).mean()
         ax.set(xlim=ends, ylim=ends, aspect="equal", xlabel=f"{name}, true fields", ylabel=f"{name}, predicted")
         ax.set_title(f"{name}: mean |error| {error:.4f} over {len(cases)} cases", fontsize=10)
@@ -79,20 +80,21 @@ def _smooth(values, keep=0.9):
     return out
 
 
-def _row(figure, axes, arrays, attrs, view, title, bars):
-    """Three panels of one view, titled where ``title`` is given, with colour bars at their side ``bars``."""
+def _bodies(figure, rows, arrays, attrs, title):
+    """Three panels in each of ``rows`` {view: axes}, and below them one colour bar for values and one for errors."""
     scale = 0.5 * attrs["U"] ** 2
     true, predicted = arrays["pressure"] / scale, arrays["predicted"][:, 0] / scale
-    error = predicted - true
-    limit = max(float(np.quantile(np.abs(error), 0.99)), 1e-3)
-    panels = (("true", true, LIMITS), ("predicted", predicted, LIMITS), ("predicted - true", error, (-limit, limit)))
-    for ax, (name, values, limits) in zip(axes, panels):
-        discs = _discs(ax, arrays, values, view, limits, "RdBu_r" if ax is axes[2] else "turbo")
-        if title:
-            ax.set_title(f"{title} {name}", fontsize=10)
-        if ax is not axes[0]:
-            part = axes[:2] if ax is axes[1] else [ax]
-            figure.colorbar(discs, ax=part, location=bars, shrink=0.7, pad=0.02, aspect=25, extend="both")
+    limit = max(float(np.quantile(np.abs(predicted - true), 0.99)), 1e-3)
+    values, limits = (true, predicted, predicted - true), (LIMITS, LIMITS, (-limit, limit))
+    for view, axes in rows.items():
+        discs = [
+            _discs(ax, arrays, values[k], view, limits[k], "RdBu_r" if k == 2 else "turbo") for k, ax in enumerate(axes)
+        ]
+    for ax, name in zip(next(iter(rows.values())), COLUMNS):
+        ax.set_title(f"{title}$C_p$ {name}", fontsize=10)
+    for columns, shown in ((slice(0, 2), discs[0]), (slice(2, 3), discs[2])):
+        below = [ax for axes in rows.values() for ax in axes[columns]]
+        figure.colorbar(shown, ax=below, location="bottom", shrink=0.7, pad=0.03, aspect=30, extend="both")
 
 
 def _discs(ax, arrays, values, view, limits, colours):
