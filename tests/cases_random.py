@@ -12,7 +12,8 @@ ALL, BOTH = ((0,), (1,), (2,)), (((1, 2),), ((2, 0),))
 
 def field(x, values=rng.unit, dtype=None):
     """The whole field under the next key, in plain torch."""
-    return values(rng.bits(rng.draw_key(), x.shape, [(0, n) for n in x.shape]), dtype or x.dtype)
+    whole = [(0, n) for n in x.shape]
+    return values(rng.bits(rng.draw_key(), x.shape, whole, x.device), dtype or x.dtype)
 
 
 def probability(g, shape):
