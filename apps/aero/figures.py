@@ -1,7 +1,7 @@
 """Figures of surfaces and of scores. matplotlib is imported only where something is drawn.
 
-A body is drawn as its cells, each a disc of the cell's area, those that face the viewer from far to near: no renderer
-and no polygons are needed, so the same picture comes from a few thousand cells and from a sample of millions.
+A body is drawn as its cells, each a disc of the cell's area and normal, those that face the viewer from far to near: no
+renderer and no polygons are needed, so the same picture comes from a few thousand cells and from a sample of millions.
 """
 
 import json
@@ -104,10 +104,10 @@ def _discs(ax, arrays, values, view, limits, colours):
     seen = np.flatnonzero(arrays["normal"] @ viewer > 0)
     seen = seen[np.argsort(arrays["position"][seen] @ viewer)]
     at = arrays["position"][seen] @ np.stack([right, up], axis=1)
-    width = 1.7 * np.sqrt(arrays["area"][seen])
-    discs = EllipseCollection(
-        width, width, np.zeros(len(seen)), units="xy", offsets=at, transOffset=ax.transData, cmap=colours, lw=0
-    )
+    normal, size = arrays["normal"][seen], 1.7 * np.sqrt(arrays["area"][seen])
+    turn = np.degrees(np.arctan2(normal @ up, normal @ right))  # a tilted disc is narrow along its normal
+    place = {"units": "xy", "offsets": at, "transOffset": ax.transData}
+    discs = EllipseCollection(size * (normal @ viewer), size, turn, **place, cmap=colours, lw=0)
     discs.set_array(values[seen])
     discs.set_clim(*limits)
     ax.add_collection(discs)

@@ -68,21 +68,14 @@ class Surface:
 
 @torch.no_grad()
 def predict(model, points, run, domain):
-    """Surface of ``run`` under ``model``, cut over the mesh ``domain``; all ranks of the world must call it together.
-
-    run: None for ranks that have none in this round; they return None.
-    """
+    """Surface of ``run`` under ``model``, cut over the mesh ``domain``. All ranks of the world call it together."""
     weight = next(model.parameters())
     with together():
-        if run is not None:
-            features = read_sharded(points, run, "features", domain, [Shard(0)], dtype=weight.dtype)
-            spec = features.spec
-            fields, held_out = _own_rows(points, run, spec, weight.device)
-    if run is None:
-        return None
+        features = read_sharded(points, run, "features", domain, [Shard(0)], dtype=weight.dtype)
+        fields, held_out = _own_rows(points, run, features.spec, weight.device)
     outputs = model(features.unsqueeze(0)).squeeze(0).to_local()
     attrs = points.reader.run_attrs(run)
-    return Surface(run, attrs, points.scaling.fields(outputs, attrs["U"]), fields, held_out, spec)
+    return Surface(run, attrs, points.scaling.fields(outputs, attrs["U"]), fields, held_out, features.spec)
 
 
 def _own_rows(points, run, spec, device):
@@ -96,13 +89,16 @@ def _own_rows(points, run, spec, device):
 
 
 def judge(model, reader, scaling, runs, mesh, only_held_out=False):
-    """{run: scores} of whole runs, dealt over the data groups of ``mesh`` (ddp, domain); the same on every rank."""
+    """{run: scores} of whole runs, dealt over the data groups of ``mesh`` (ddp, domain); the same on every rank.
+
+    Groups that have no run left predict one again and do not count it: weights cut over the groups need all of them.
+    """
     points, table = Points(reader, scaling), metrics.empty_sums(len(runs))
     groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
     for first in range(0, len(runs), groups):
         number = first + group
-        surface = predict(model, points, runs[number] if number < len(runs) else None, mesh["domain"])
-        if surface is not None:
+        surface = predict(model, points, runs[number % len(runs)], mesh["domain"])
+        if number < len(runs):
             for key, value in surface.sums(scaling.field_std, only_held_out).items():
                 table[key][number] = value
     device = DistributedManager().device
