@@ -13,7 +13,7 @@ import torch
 import xarray
 import zarr
 from torch.distributed.tensor.placement_types import Shard
-from weather_worker import START, forecast_arguments, gradients, options, training
+from weather_worker import START, evaluate_arguments, forecast_arguments, gradients, options, training
 
 from apps.weather import diffusion, evaluate, forecast, train
 from apps.weather.baselines import Observed, persistence
@@ -49,6 +49,7 @@ def single(folder):
     result = training(options(folder, folder / "single"))
     DistributedManager.cleanup()
     forecast.main(forecast_arguments(folder, result.checkpoint, folder / "single.zarr"))
+    evaluate.main(evaluate_arguments(folder, result.checkpoint, folder / "single"))
     return {"gradients": found, "bytes": nbytes, "result": result}
 
 
@@ -115,6 +116,14 @@ def test_a_forecast_of_many_ranks_is_that_of_one(folder, single, sharded):
     assert got.valid_time.equals(want.valid_time) and got.attrs["seed"] == want.attrs["seed"]
     for name in ("refc", "bt13", "latitude", "longitude"):
         np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=2e-3)
+
+
+def test_scores_of_many_ranks_are_those_of_one(folder, single, sharded):
+    found = (json.loads((path / "evaluation/results.json").read_text()) for path in (sharded["out"], folder / "single"))
+    got, want = (results["sums"] for results in found)
+    assert got.keys() == want.keys()
+    for key, value in want.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-4, atol=1e-4, err_msg=key)
 
 
 def test_a_chunk_that_one_rank_cannot_read_ends_all(sharded):
@@ -353,32 +362,15 @@ def test_resumed_is_uninterrupted(folder, single):
     DistributedManager.cleanup()
 
 
-def test_evaluation(folder, single, capsys):
-    out = folder / "evaluation"
-    evaluate.main(
-        [
-            "--checkpoint",
-            str(single["result"].checkpoint),
-            "--archive",
-            f"{folder}/archive.zarr",
-            "--out",
-            str(out),
-            "--steps",
-            "2",
-            "--members",
-            "2",
-            "--cases",
-            "2",
-        ]
-    )
+def test_evaluation(folder, single):
+    out = folder / "single" / "evaluation"
     results = json.loads((out / "results.json").read_text())
-    assert results["lead_minutes"] == [10, 20] and len(results["cases"]) == 2
+    assert results["lead_minutes"] == [10, 20] and len(results["cases"]) == 3
     scores = results["scores"]["refc"]
     for source in ("model", "persistence"):
         assert len(scores[source]["rmse"]) == 2 and np.shape(scores[source]["fss"]) == (2, 3, 4)
     assert scores["persistence"]["crps"] == pytest.approx(scores["persistence"]["mae"])
     assert {p.name for p in out.iterdir()} == {"results.json", "scores.png", "maps_refc.png", "maps_bt13.png"}
-    assert "refc CRPS, persistence" in capsys.readouterr().out
     reader, square, n = WeatherReader(folder / "archive.zarr"), 0.0, 0
     for time in results["cases"]:  # persistence over 20 minutes by hand
         i = int(np.flatnonzero(reader.times == np.datetime64(time))[0])

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from apps import loop
-from apps.weather import forecast, train
+from apps.weather import evaluate, forecast, train
 from apps.weather.config import TrainConfig
 from core.parallelize import parallelize, unwrapped
 
@@ -65,6 +65,12 @@ def forecast_arguments(folder, checkpoint, out):
     ]
 
 
+def evaluate_arguments(folder, checkpoint, out):
+    """Three cases: with two data groups the last round has one to spare."""
+    return ["--checkpoint", str(checkpoint), "--archive", f"{folder}/archive.zarr", "--out", f"{out}/evaluation",
+            "--steps", "2", "--members", "2", "--cases", "3"]  # fmt: skip
+
+
 def main(folder, domain):
     torch.set_num_threads(1)
     found, nbytes = gradients(options(folder, "unused", domain=domain, precision="fp64"))
@@ -77,6 +83,7 @@ def main(folder, domain):
         torch.save(found, out / "gradients.pt")
         (out / "result.json").write_text(json.dumps({"losses": result.losses, "scores": result.scores}))
     forecast.main.__wrapped__(forecast_arguments(folder, result.checkpoint, out / "forecast.zarr"))
+    evaluate.main.__wrapped__([*evaluate_arguments(folder, result.checkpoint, out), "--domain", str(domain)])
     broken = ["--archive", f"{folder}/broken.zarr", "--out", str(out / "broken"), "--domain", str(domain)]
     try:
         train.main([*broken, "--steps", "2", "--batch", "4", "--kernel", "3", "--history", "2"])

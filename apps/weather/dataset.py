@@ -104,6 +104,11 @@ class Facts:
                 )
 
 
+def _per_channel(numbers, like):
+    """A number per channel, (channel, 1, 1), to meet (..., channel, y, x)."""
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device)[:, None, None]
+
+
 def _ends(values):
     return float(values[0]), float(values[-1])
 
@@ -154,7 +159,10 @@ class Frames:
         self.reader, self.facts, self.mesh, self.split, self.dtype = reader, facts, mesh, split, dtype
         self.sizes = {0: row_sizes(facts.shape[0], patch, mesh.size())}
         self.at = [reader.channels.index(name) for name in facts.channels]
-        self._cache, self._size = OrderedDict(), None
+        self.latitude, self.longitude = (
+            read_sharded(reader, "0", name, mesh, [Shard(0)], self.sizes) for name in ("latitude", "longitude")
+        )
+        self._cache = OrderedDict()
 
     def starts(self, leads=1):
         """Indices of the frames from which a forecast of ``leads`` steps has its history and its truth in the split."""
@@ -181,19 +189,15 @@ class Frames:
     def _read(self, sample):
         values, valid = (
             read_sharded(self.reader, sample, name, self.mesh, [Shard(1)], self.sizes, dtype)
-            for name, dtype in (("fields", torch.float64), ("valid", torch.bool))
+            for name, dtype in (("fields", self.dtype), ("valid", torch.bool))
         )
         if self.at != list(range(values.shape[0])):
             values, valid = (torch.stack([v[c] for c in self.at]) for v in (values, valid))
         if isinstance(self.split, dict):
             valid = valid & self._region
-        mean, std = (self.constant(v) for v in (self.facts.mean, self.facts.std))
-        values = torch.where(valid, (values - mean) / std, 0).to(self.dtype)
+        mean, std = (_per_channel(v, values) for v in (self.facts.mean, self.facts.std))
+        values = torch.where(valid, (values - mean) / std, 0)
         return Observed(values[None], valid[None])
-
-    def constant(self, per_channel):
-        """Numbers per channel as fp64 (channel, 1, 1) on the device."""
-        return torch.tensor(per_channel, dtype=torch.float64, device=self.latitude.device)[:, None, None]
 
     def history(self, index):
         """The `Observed` frames up to ``index``, newest last."""
@@ -216,25 +220,16 @@ class Frames:
 
     def physical(self, values):
         """Scaled values (..., channel, y, x) in the units of the archive, fp64."""
-        return values.to(torch.float64) * self.constant(self.facts.std) + self.constant(self.facts.mean)
+        values = values.to(torch.float64)
+        return values * _per_channel(self.facts.std, values) + _per_channel(self.facts.mean, values)
 
-    @cached_property
-    def floor(self):
-        """Scaled values below which no channel can fall, (channel, 1, 1)."""
-        low = [
-            -np.inf if f is None else (f - m) / s for f, m, s in zip(self.facts.floor, self.facts.mean, self.facts.std)
-        ]
-        return self.constant(low).to(self.dtype)
+    def at_least_floor(self, values):
+        """Scaled values without those below what a channel can be."""
+        facts = zip(self.facts.floor, self.facts.mean, self.facts.std)
+        low = [-np.inf if floor is None else (floor - mean) / std for floor, mean, std in facts]
+        return torch.maximum(values, _per_channel(low, values))
 
     # -- where: constant in time ------------------------------------------------------------------------------------
-    @cached_property
-    def latitude(self):
-        return read_sharded(self.reader, "0", "latitude", self.mesh, [Shard(0)], self.sizes)
-
-    @cached_property
-    def longitude(self):
-        return read_sharded(self.reader, "0", "longitude", self.mesh, [Shard(0)], self.sizes)
-
     @cached_property
     def _region(self):
         return self._mapped(lambda lat, lon: cells_in(self.split, lon))

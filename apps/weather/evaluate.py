@@ -20,9 +20,8 @@ from apps.agree import together
 from apps.cli import command, option, parse
 from apps.report import draw_maps, draw_scores
 from apps.weather.baselines import persistence
-from apps.weather.config import EVENTS, WINDOWS
+from apps.weather.config import EVENTS, WINDOWS, check_counts
 from apps.weather.dataset import Frames
-from apps.weather.forecast import check_counts
 from apps.weather.product import provenance
 from apps.weather.rollout import load, rollout, rounds, spread
 from core import DistributedManager, InputError
@@ -44,6 +43,7 @@ class EvaluateConfig:
     cases: int = option(12, "starting times, evenly spaced over the split")
     seed: int = option(0, "of the ensembles")
     sampler_steps: int | None = option(None, "steps of the sampler; left out: as in training")
+    churn: float = option(0.0, "share by which noise is raised before each step of the sampler; 0: deterministic")
     at_once: int = option(8, "members that the network sees together; fewer need less memory")
     domain: int = option(1, "ranks that share one case; the rest of the world takes other cases")
 
@@ -54,9 +54,9 @@ def main(argv=None):
     DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((-1, config.domain), ("ddp", "domain"))
     with together():
-        check_counts(config)
+        check_counts(config, "steps", "members", "cases", "sampler_steps", "at_once")
         reader = WeatherReader(config.archive)
-    model, process, facts, state = load(config.checkpoint, config.sampler_steps)
+    model, process, facts, state = load(config.checkpoint, config.sampler_steps, config.churn)
     with together():
         region = reader.split(config.split)
         frames = Frames(reader, facts, mesh["domain"], model.config.patch, region, model.head.weight.dtype)
@@ -75,7 +75,8 @@ def main(argv=None):
         total = metrics.add(total, {key: value * counts for key, value in sums.items()})
         if chief:
             print(f"case {done + 1}/{-(-len(cases) // mesh['ddp'].size())}", file=sys.stderr, flush=True)
-            write_maps(panels, frames, reader.times[index], config) if panels else None
+            if panels:
+                write_maps(panels, frames, reader.times[index], config)
     total = metrics.reduce(total, mesh)
     if chief:
         about = provenance(config.checkpoint, state, reader, process, split=config.split, seed=config.seed)
@@ -83,7 +84,7 @@ def main(argv=None):
 
 
 def score_case(model, process, frames, index, config, draw=False):
-    """Sums of one case, {"lead/channel/source/name": fp64}; with ``draw`` also whole fields for the maps.
+    """Sums of one case, {"lead/source/channel/name": fp64}; with ``draw`` also whole fields for the maps.
 
     Fields: {lead: {"observed" | "member 1" | "ensemble mean" | "persistence": (channel, y, x) with NaN}}.
     """

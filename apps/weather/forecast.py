@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from apps.agree import together
 from apps.cli import command, option, parse
+from apps.weather.config import check_counts
 from apps.weather.dataset import Frames
 from apps.weather.product import Product, check_path, provenance
 from apps.weather.rollout import load, rollout
@@ -30,6 +31,7 @@ class ForecastConfig:
     members: int = option(4, "ensemble members")
     seed: int = option(0, "of the ensemble")
     sampler_steps: int | None = option(None, "steps of the sampler; left out: as in training")
+    churn: float = option(0.0, "share by which noise is raised before each step of the sampler; 0: deterministic")
     at_once: int = option(8, "members that the network sees together; fewer need less memory")
     overwrite: bool = option(False, "replace an existing output")
 
@@ -41,9 +43,9 @@ def main(argv=None):
     mesh = DistributedManager().initialize_mesh((-1,), ("domain",))
     with together():
         check_path(config.out, config.overwrite)
-        check_counts(config)
+        check_counts(config, "steps", "members", "sampler_steps", "at_once")
         reader = WeatherReader(config.archive)
-    model, process, facts, state = load(config.checkpoint, config.sampler_steps)
+    model, process, facts, state = load(config.checkpoint, config.sampler_steps, config.churn)
     with together():
         frames = Frames(reader, facts, mesh, model.config.patch, dtype=model.head.weight.dtype)
         index = find_start(reader, facts, config.init)
@@ -58,14 +60,6 @@ def main(argv=None):
                 print(f"step {lead + 1}/{config.steps}", file=sys.stderr, flush=True)
     if chief:
         print(f"forecast {config.out}")
-
-
-def check_counts(config):
-    """Refuses counts below one."""
-    for name in ("steps", "members", "sampler_steps", "at_once"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {value}", remedy="Choose one or more")
 
 
 def find_start(reader, facts, text):

@@ -1,5 +1,7 @@
 """From a history to the frames after it, one step at a time, each member on its own forecast."""
 
+from dataclasses import replace
+
 import torch
 
 from apps.loop import check_kind
@@ -21,8 +23,11 @@ def step(model, process, frames, history, time, keys):
     now, count = persistence(history), len(keys)
     conditions = _many(frames.conditions(history, time), count)
     noise = diffusion.noise_like(now.values, keys)
-    change = diffusion.sample(model, noise, conditions, process)
-    return torch.maximum(now.values + change, frames.floor)
+
+    def fresh(level):
+        return diffusion.noise_like(now.values, [(*key, level) for key in keys])
+
+    return frames.at_least_floor(now.values + diffusion.sample(model, noise, conditions, process, fresh))
 
 
 def rollout(model, process, frames, index, steps, members, seed, at_once=8):
@@ -66,7 +71,7 @@ def spread(cases, count):
     return cases[:: max(len(cases) // count, 1)][:count]
 
 
-def load(path, sampler_steps=None):
+def load(path, sampler_steps=None, churn=0.0):
     """The averaged model of a checkpoint on this process's device, its `Diffusion`, `Facts` and stored state.
 
     Raises:
@@ -75,7 +80,8 @@ def load(path, sampler_steps=None):
     state = checkpoint.read_state(path)
     check_kind(state, KIND, path)
     task = state["task"]
-    process = Diffusion(**{**task["diffusion"], **({"steps": sampler_steps} if sampler_steps else {})})
+    process = replace(Diffusion(**task["diffusion"]), churn=churn)
+    process = replace(process, steps=sampler_steps) if sampler_steps else process
     dtype = torch.float64 if task["precision"] == "fp64" else torch.float32
     model = Denoiser(ModelConfig(**task["model"])).to(DistributedManager().device, dtype)
     checkpoint.load(path, model, averaged=True)
