@@ -5,7 +5,7 @@ by run and in summary), parity.png, and pictures of the first runs. --split held
 that the archive holds back, which is interpolation within known flows, and is labelled so.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch.distributed as dist
@@ -34,8 +34,8 @@ UNITS = "pressure and shear errors m2/s2; relative L2 as shares; coefficients by
 class EvaluateConfig:
     """Options of python -m apps.aero.evaluate."""
 
-    checkpoint: str = option("", "step_... folder that training printed")
-    archive: str = option("", "aero archive")
+    checkpoint: str = field(metadata={"help": "step_... folder that training printed"})
+    archive: str = field(metadata={"help": "aero archive"})
     split: str = option("test", "which runs", choices=tuple(LABELS))
     out: str = option("runs/aero-evaluate", "folder to write to")
     domain: int = option(1, "ranks that share one surface; the rest of the world takes other runs")

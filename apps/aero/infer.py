@@ -5,7 +5,7 @@ to --out RUN.vtp (predicted, true and error, in m2/s2, by cell in the order of t
 and RUN.png. With --vtp the source file gives the polygons; without it the cells are points at their centres.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +29,9 @@ from data.aero.files import sha256
 class InferConfig:
     """Options of python -m apps.aero.infer."""
 
-    checkpoint: str = option("", "step_... folder that training printed")
-    archive: str = option("", "aero archive that holds the run")
-    run: str = option("", "run id")
+    checkpoint: str = field(metadata={"help": "step_... folder that training printed"})
+    archive: str = field(metadata={"help": "aero archive that holds the run"})
+    run: str = field(metadata={"help": "run id"})
     out: str = option("runs/aero-infer", "folder to write to")
     vtp: str | None = option(None, "surface file that the run was built from, for its polygons")
 
