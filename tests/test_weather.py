@@ -22,6 +22,7 @@ from apps.weather.diffusion import Diffusion
 from apps.weather.model import Denoiser, ModelConfig
 from core import DistributedManager, InputError, scatter_tensor
 from core.testing import check_sharded
+from data.weather import build
 from data.weather.archive import WeatherReader
 from data.weather.grid import hrrr_crop
 from data.weather.synthetic import Storms, build_synthetic
@@ -378,6 +379,27 @@ def test_evaluation(folder, single):
         error = truth - np.where(np.isnan(last), older, last)
         square, n = square + np.nansum(error**2.0), n + np.isfinite(error).sum()
     assert scores["persistence"]["rmse"][1] == pytest.approx(np.sqrt(square / n), rel=1e-5)
+
+
+def test_the_road_from_radar_files_to_scores(tmp_path):
+    """Four real frames over the Plains: trained west of 100 W, scored east of it beyond a gap of 200 km."""
+    archive = tmp_path / "mrms.zarr"
+    window = ["--rows", "216:248", "--cols", "396:476"]
+    split = ["--resolution", "6km", "--split-longitude", "-100"]
+    assert build.main(["--mrms", str(TESTS / "data/mrms"), "--out", str(archive), *window, *split]) == 0
+    small = ["--preset", "small", "--width", "32", "--depth", "1", "--heads", "2", "--kernel", "3"]
+    few = ["--steps", "2", "--batch", "1", "--cases", "1", "--members", "2", "--sampler-steps", "2"]
+    result = train.main(["--archive", str(archive), "--out", str(tmp_path / "run"), *small, *few])
+    steps = ["--steps", "1", "--members", "1", "--cases", "1", "--out", str(tmp_path / "scores")]
+    evaluate.main(["--checkpoint", str(result.checkpoint), "--archive", str(archive), *steps])
+    results = json.loads((tmp_path / "scores/results.json").read_text())
+    reader = WeatherReader(archive)
+    east = reader.grid.longitude >= reader.split("valid")["lon_min"]
+    assert reader.split("valid")["lon_min"] > -100 + 200 / 111.2
+    seen = [reader.read(str(i), "valid", (slice(None),) * 3)[0] for i in range(4)]
+    start = int(np.flatnonzero(reader.times == np.datetime64(results["cases"][0]))[0])
+    want = (seen[start + 1] & (seen[start] | seen[start - 1]) & east).sum()
+    assert 0 < want == results["sums"]["1/model/refc/n"]
 
 
 BLOCKED = """
