@@ -65,7 +65,8 @@ def _losses(ax, losses, log):
     ax.semilogy(range(1, len(losses) + 1), losses, lw=0.8, color="0.75", label="training, one batch")
     ax.semilogy(range(1, len(losses) + 1), _smooth(losses), lw=1.6, color="C0", label="training, running mean")
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    checks = {row["step"]: row["validation"]["loss"] for row in rows if "validation" in row}
+    rows = [row for row in rows if "validation" in row and row["step"] <= len(losses)]  # a log may be of two trainings
+    checks = {row["step"]: row["validation"]["loss"] for row in rows}
     ax.semilogy(checks.keys(), checks.values(), "o", ms=5, color="C1", label="validation, averaged weights")
     ax.set(xlabel="step", ylabel="mean squared error, standardised")
     ax.grid(alpha=0.3, which="both")
