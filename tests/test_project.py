@@ -51,7 +51,7 @@ def test_core_needs_torch_alone():
 @pytest.mark.parametrize("app", ["weather", "aero"])
 def test_model_files_name_no_rank(app):
     text = (ROOT / "apps" / app / "model.py").read_text()
-    assert not [w for w in ("ShardTensor", "torch.distributed", "get_rank", "redistribute", "mesh") if w in text]
+    assert not [w for w in ("ShardTensor", "torch.distributed", "get_rank", "redistribute", "device_mesh") if w in text]
 
 
 def test_imports_only_define():
