@@ -184,14 +184,19 @@ class ShardTensorSpec:
         return self._new(placements, out_sizes, shape)
 
     def restrided(self, local):
-        """This spec with the memory order of ``local``, this rank's part."""
+        """This spec with the memory order of ``local``, this rank's part, where it is channels-last or expanded.
+
+        Any other order is called contiguous: it can be read off the strides of some parts and not of others (one row
+        is contiguous in more ways than one), and torch's derivatives of products choose their form by strides, which
+        must be the same form on all ranks.
+        """
         try:
             return self._restrided[local.stride()]
         except (KeyError, TypeError):  # TypeError: symbolic strides
             return self._with_stride_of(local)
 
     def _with_stride_of(self, local):
-        if local.is_contiguous():
+        if local.is_contiguous() or not (_overlaps(local) or _channels_last(local)):
             stride = contiguous_stride(self.shape)
         else:
             order = sorted(range(self.ndim), key=lambda d: (-local.stride(d), d))
@@ -216,6 +221,15 @@ class ShardTensorSpec:
             ]
             object.__setattr__(self, "_cotangent", self._new(dual, self.sizes))
         return self._cotangent
+
+
+def _overlaps(local):
+    return any(step == 0 and n > 1 for n, step in zip(local.shape, local.stride()))
+
+
+def _channels_last(local):
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return local.ndim in formats and local.is_contiguous(memory_format=formats[local.ndim])
 
 
 def _placement_text(placement, sizes):
