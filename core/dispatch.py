@@ -22,7 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
 from core import collectives as c
-from core._torch import NoTorchFunction, keeps_graph
+from core._torch import NoTorchFunction, is_traceable_wrapper_subclass, keeps_graph
 from core.errors import MissingShardPatch, ShardingError
 from core.redistribute import move
 from core.shard_tensor import ShardTensor, check_promotion, local_cotangent, promote
@@ -53,14 +53,16 @@ _MOST_PLANS = 20_000
 _ATEN = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 
 
-def op(*functions, pending=False):
+def op(*functions, pending=False, names=("input",)):
     """Registers a rule ``rule(func, *args, **kwargs) -> Plan`` for functions or aten overloads (or whole packets).
 
-    ``pending=True``: the rule also accepts Partial specs; otherwise pending sums are finished first.
+    Args:
+        pending: the rule also accepts Partial specs; otherwise pending sums are finished first.
+        names: torch's names of the first arguments, which may come as keywords.
     """
 
     def register(rule):
-        rule.pending = pending
+        rule.pending, rule.names = pending, names
         rule.order = tuple(inspect.signature(rule).parameters)
         for f in functions:
             RULES[f] = rule
@@ -98,9 +100,15 @@ def _scan(args, tensors):
     return tuple(key)
 
 
-def _in_order(rule, kwargs):
-    """Keywords in the order of the rule's parameters, which is that of ``Plan.inputs``."""
-    return {name: kwargs[name] for name in (*rule.order, *kwargs) if name in kwargs}
+def _positional(rule, args, kwargs):
+    """The first arguments without their names, the others in the order of the rule's parameters, which is that of
+    ``Plan.inputs``."""
+    while len(args) < len(rule.names) and rule.names[len(args)] in kwargs:
+        name = rule.names[len(args)]
+        args, kwargs = (*args, kwargs[name]), {k: v for k, v in kwargs.items() if k != name}
+    if len(kwargs) > 1:
+        kwargs = {name: kwargs[name] for name in (*rule.order, *kwargs) if name in kwargs}
+    return args, kwargs
 
 
 def _collect(args, tensors):
@@ -250,8 +258,8 @@ def above(func, types, args, kwargs):
     rule = RULES.get(func)
     if isinstance(func, _ATEN):  # a user's torch.ops.aten.X: its rule speaks of values below autograd
         rule = None
-    elif rule is not None and len(kwargs) > 1:
-        kwargs = _in_order(rule, kwargs)
+    elif rule is not None and kwargs:
+        args, kwargs = _positional(rule, args, kwargs)
     if rule is None:
         _collect(args, tensors)
         _collect(kwargs.values(), tensors)
@@ -438,6 +446,11 @@ def below(func, types, args, kwargs):
     handler = HANDLERS and HANDLERS.get(func)
     if handler:
         return handler(func, types, args, kwargs)
+    written = _written(func, args, kwargs) if func._schema.is_mutable else ()
+    if written:
+        _check_writable(func, written)
+        if kwargs and any(a.is_out for a in func._schema.arguments):
+            return _write_out(func, args, kwargs, written)
     tensors = []
     key = (id(func), _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
     with _named(func, tensors):
@@ -445,7 +458,7 @@ def below(func, types, args, kwargs):
         if plan is None:
             rule = _rule_below(func)
             if rule is None:
-                return _fallback(func, args, kwargs, tensors)
+                return _fallback(func, args, kwargs, tensors, written)
             if not rule.pending and any(t._spec.is_partial() for t in _shards(tensors)):
                 return _call(func, args, kwargs, [_finish_below(t) for t in tensors])
             plan = _plan(rule, func, args, kwargs, tensors, key)
@@ -485,6 +498,47 @@ def _wrap_below(out, spec):
     return out
 
 
+def _written(func, args, kwargs):
+    """The tensors that an aten overload writes into."""
+    found = []
+    for i, a in enumerate(func._schema.arguments):
+        if a.alias_info is not None and a.alias_info.is_write:
+            _collect([args[i] if i < len(args) else kwargs.get(a.name)], found)
+    return found
+
+
+def _check_writable(func, written):
+    """Refuses what would be lost: a view whose rows had to be fetched is a copy here, and a new shape is not ours to
+    give."""
+    for t in _shards(written):
+        if torch.Tag.inplace_view in func.tags:
+            raise MissingShardPatch(
+                "changes the shape in place", op=str(func), operands=[t._spec], remedy="Use the form that returns it."
+            )
+        with NoTorchFunction():
+            base = t._base if t._is_view() else None
+        if isinstance(base, ShardTensor) and not _same_memory(t._local_tensor, base._local_tensor):
+            raise MissingShardPatch(
+                "writes into rows that lie on other ranks, through a view that is a copy",
+                op=str(func),
+                operands=[t._spec, base._spec],
+                remedy="Write through a slice (x[i:i+1] instead of x[i]), or use torch.where.",
+            )
+
+
+def _same_memory(a, b):
+    return is_traceable_wrapper_subclass(a) or a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def _write_out(func, args, kwargs, written):
+    """``out=``: the result is computed as usual and copied."""
+    names = {a.name for a in func._schema.arguments if a.is_out}
+    results = func.overloadpacket(*args, **{k: v for k, v in kwargs.items() if k not in names})
+    for target, result in zip(written, results if isinstance(results, (tuple, list)) else [results]):
+        target.copy_(result)
+    return tuple(written) if len(written) > 1 else written[0]
+
+
 def mutates(func):
     """Whether an aten overload writes into its first argument."""
     first = func._schema.arguments[0] if func._schema.arguments else None
@@ -505,7 +559,7 @@ def set_fallback(mode):
     _fallback_mode = mode
 
 
-def _fallback(func, args, kwargs, tensors):
+def _fallback(func, args, kwargs, tensors, written):
     specs = [t._spec for t in _shards(tensors)]
     nbytes = sum(math.prod(t.shape) * t.element_size() for t in _shards(tensors) if not t._spec.is_replicated())
     if _fallback_mode == "error":
@@ -515,11 +569,10 @@ def _fallback(func, args, kwargs, tensors):
         warnings.warn(f"{func} has no sharding rule: gathers {nbytes:,} bytes on every rank", stacklevel=3)
     whole = [move(t._local_tensor, t._spec, t._spec.replicated()) if isinstance(t, ShardTensor) else t for t in tensors]
     out = _call(func, args, kwargs, whole)
-    if mutates(func):
-        first = args[0]
-        first._local_tensor.copy_(move(whole[0], first._spec.replicated(), first._spec))
-        return first
-    return _recut(out, specs[0])
+    for t, value in zip(tensors, whole):
+        if isinstance(t, ShardTensor) and any(t is w for w in written):
+            t._local_tensor.copy_(move(value, t._spec.replicated(), t._spec))
+    return args[0] if mutates(func) else _recut(out, specs[0])
 
 
 def _recut(out, like):

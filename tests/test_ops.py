@@ -34,6 +34,14 @@ REFUSED = {
     "reduction": lambda x: F.mse_loss(x, x, reduction="median"),
     "classes": lambda x: F.cross_entropy(x, torch.zeros(2, 9, dtype=torch.int64)),
     "dropout in place": lambda x: F.dropout(x, 0.5, inplace=True),
+    "contraction": lambda x: x[:, :, 0, 0] @ torch.ones(3, 2, dtype=x.dtype),
+    "contraction of a cut dim": lambda x: x[:, :, 0, 0, 0] @ torch.ones(1, 2, dtype=x.dtype),
+    "shapes of a join": lambda x: torch.cat([x, x[:, :1]], 2),
+    "shapes of a stack": lambda x: torch.stack([x, x[:1]]),
+    "shape of a view": lambda x: x.view(-1, 5),
+    "lengths of a split": lambda x: x.split([2, 3], 1),
+    "expansion of seven rows": lambda x: x.expand(2, 14, 8, 2, 4),
+    "shape in place": lambda x: x.unsqueeze_(0),
     "probability": lambda x: F.dropout(x, 1.5),
 }
 
@@ -43,6 +51,27 @@ def refused(meshes, name):
     with trace() as wire, pytest.raises(ShardingError):
         REFUSED[name](x)
     assert wire.count() == 0
+
+
+def refused_writes(meshes):
+    """A view whose rows were fetched is a copy: what is written there would be lost."""
+    x = scatter_tensor(draw(2, 7, 8), None, meshes["2"], [Shard(1)])
+    for view in (lambda: x[:, 2], lambda: x[:, -1], lambda: x.unbind(1)[0], lambda: x.view(-1), lambda: x.diagonal()):
+        with pytest.raises(ShardingError, match="copy"):
+            view().fill_(0)
+    x[:, 2:3], x[0], x[..., 1] = 1, 2, 3
+    expected = draw(2, 7, 8)
+    expected[:, 2:3], expected[0], expected[..., 1] = 1, 2, 3
+    assert torch.equal(x.full_tensor(), expected)
+    for dim in (3, -4):
+        with pytest.raises(IndexError):
+            x.sum(dim)
+        with pytest.raises(IndexError):
+            x.select(1, 3 * dim)
+
+
+def test_writes_are_not_lost(pool):
+    pool.run(refused_writes)
 
 
 @pytest.mark.parametrize("name", REFUSED)

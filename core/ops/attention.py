@@ -26,7 +26,7 @@ def set_strategy(name):
     _strategy = name
 
 
-@op(F.scaled_dot_product_attention)
+@op(F.scaled_dot_product_attention, names=("query", "key", "value"))
 def attention(func, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """A causal mask goes by global positions; a given one is cut as the queries are."""
     _check(q, k, v, attn_mask, dropout_p, is_causal)
@@ -111,9 +111,15 @@ def _up_to(first, last, keys, device):
     return torch.arange(keys, device=device) <= torch.arange(first, last, device=device)[:, None]
 
 
+def result_dtype(t):
+    """What torch's attention of ``t`` returns, autocast or not."""
+    kind = t.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else t.dtype
+
+
 def _nothing(shape, *tensors):
     """An empty result whose graph holds all operands, so that their exchanges run backward on this rank too."""
-    out = tensors[0].new_zeros(shape)
+    out = tensors[0].new_zeros(shape, dtype=result_dtype(tensors[0]))
     for t in tensors:
-        out = out + t.flatten()[:0].sum()
+        out = out + t.flatten()[:0].sum().to(out.dtype)
     return out

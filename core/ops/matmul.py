@@ -1,11 +1,13 @@
 """Products. A cut row or batch dim stays cut; a cut contraction leaves a pending sum; nothing else is sent."""
 
+from string import ascii_letters
+
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor.placement_types import Shard
 
 from core.dispatch import Plan, op
-from core.errors import MissingShardPatch
+from core.errors import ShardingError
 from core.ops.pointwise import operand
 from core.ops.reduction import finish_local
 from core.spec import PARTIAL, REPLICATE
@@ -22,7 +24,8 @@ def linear(func, x, weight, bias=None):
     return Plan(inputs, out)
 
 
-@op(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.Tensor.mm, torch.bmm, torch.Tensor.bmm)
+@op(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, names=("input", "other"))
+@op(torch.mm, torch.Tensor.mm, torch.bmm, torch.Tensor.bmm, names=("input", "mat2"))
 def matmul(func, a, b):
     """``a @ b`` as the einsum that it is."""
     letters = "abcdefgh"
@@ -34,7 +37,7 @@ def matmul(func, a, b):
         left = lead[len(lead) - max(a.ndim - 2, 0) :] + ("nm" if a.ndim > 1 else "m")
         right = lead[len(lead) - max(b.ndim - 2, 0) :] + ("mp" if b.ndim > 1 else "m")
         result = lead + ("n" if a.ndim > 1 else "") + ("p" if b.ndim > 1 else "")
-    inputs, out = _contract([(a, left), (b, right)], result)
+    inputs, out = _contract(func, [(a, left), (b, right)], result, letters if "matmul" in func.__name__ else "")
     return Plan(inputs, out)
 
 
@@ -42,19 +45,28 @@ def matmul(func, a, b):
 def einsum(func, equation, *operands):
     operands = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     equation = equation.replace(" ", "")
-    if "." in equation:
-        raise MissingShardPatch("an ellipsis in the equation", op="einsum", remedy="Name every dim.")
     terms, _, result = equation.partition("->")
     terms = terms.split(",")
     if "->" not in equation:
         text = "".join(terms)
-        result = "".join(sorted(c for c in set(text) if text.count(c) == 1))
-    inputs, out = _contract(list(zip(operands, terms)), result)
+        once = sorted(c for c in set(text) - {"."} if text.count(c) == 1)
+        result = "".join(["..." if "." in text else "", *once])
+    if "." in equation:
+        terms, result = _without_ellipsis(operands, terms, result)
+    inputs, out = _contract(func, list(zip(operands, terms)), result, ascii_letters)
     return Plan(inputs, out)
 
 
-def _contract(operands, result):
-    """Cuts of the operands and of the result of an Einstein sum.
+def _without_ellipsis(operands, terms, result):
+    """The same with a letter for every dim; those of an ellipsis are aligned at the right."""
+    widths = [max(s.ndim - len(t.replace("...", "")), 0) if "." in t else 0 for s, t in zip(operands, terms)]
+    free = "".join(c for c in ascii_letters if c not in "".join(terms) + result)[: max(widths)]
+    terms = [t.replace("...", free[len(free) - n :]) for t, n in zip(terms, widths)]
+    return terms, result.replace("...", free)
+
+
+def _contract(func, operands, result, stretches=""):
+    """Cuts of the operands and of the result of an Einstein sum; dims of the labels ``stretches`` may be one.
 
     On each axis the largest cut operand names the label that stays cut; operands without the label are whole, and if
     the result lacks it the sum stays pending on that axis.
@@ -62,10 +74,14 @@ def _contract(operands, result):
     extent = {}
     for spec, labels in operands:
         for label, n in zip(labels, spec.shape):
-            extent[label] = max(n, extent.get(label, 1))
+            known = extent.setdefault(label, n)
+            extent[label] = n if known == 1 else known
+            if n != known and not (label in stretches and 1 in (n, known)) or len(labels) != spec.ndim:
+                specs = [s for s, _ in operands]
+                raise ShardingError("shapes that do not fit", op=getattr(func, "__name__", str(func)), operands=specs)
     mesh = operands[0][0].mesh
     inputs = [spec.replicated() for spec, _ in operands]
-    placements, sizes, taken = [], [], set()
+    placements, sizes, taken = [], [], {c for _, labels in operands for c in labels if labels.count(c) > 1}
     for axis in range(mesh.ndim):
         label, extents = _cut_label(operands, axis, extent, taken)
         taken.add(label)
@@ -102,13 +118,13 @@ def _summed(out, func):
 
 @op(aten.mm, aten.bmm)
 def mm_below(func, a, b):
-    inputs, out = _contract([(a, "znm"[-a.ndim :]), (b, "zmp"[-b.ndim :])], "znp"[-a.ndim :])
+    inputs, out = _contract(func, [(a, "znm"[-a.ndim :]), (b, "zmp"[-b.ndim :])], "znp"[-a.ndim :])
     return _below(func, inputs, out)
 
 
 @op(aten.addmm, aten.baddbmm)
 def addmm_below(func, bias, a, b, *, beta=1, alpha=1):
-    inputs, out = _contract([(a, "znm"[-a.ndim :]), (b, "zmp"[-b.ndim :])], "znp"[-a.ndim :])
+    inputs, out = _contract(func, [(a, "znm"[-a.ndim :]), (b, "zmp"[-b.ndim :])], "znp"[-a.ndim :])
     if out.is_partial():  # the bias would be counted on every rank
         inputs = tuple(s.replicated() for s in inputs)
         out = out.replicated()

@@ -20,6 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.ops.attention import result_dtype
 from core.ops.halo import fetch
 from core.ops.pointwise import meet, operand
 
@@ -200,7 +201,7 @@ def _attend(q, k, v, tiles, scale):
     """Attention of the queries at hand over the keys and values at hand."""
     batch, heads, channels, n = q.shape[0], q.shape[-2], q.shape[-1], len(tiles)
     if q.numel() == 0:
-        return q + k.sum() + v.sum()
+        return (q + k.sum() + v.sum()).to(result_dtype(q))
     count, queries = prod(t.count for t in tiles), prod(t.tile for t in tiles)
     rows = [x.movedim(0, n).reshape(-1, batch * heads, channels).contiguous() for x in (k, v)]
     k, v = (_Blocks.apply(x, tiles).transpose(1, 2) for x in rows)

@@ -21,8 +21,11 @@ def finish_local(local, spec):
 def reduced_dims(x, dim):
     if dim is None or (isinstance(dim, (tuple, list)) and len(dim) == 0):
         return tuple(range(x.ndim))
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    return tuple(d % max(x.ndim, 1) for d in dims)
+    dims, n = (dim,) if isinstance(dim, int) else tuple(dim), max(x.ndim, 1)
+    for d in dims:
+        if not -n <= d < n:
+            raise IndexError(f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], but got {d})")
+    return tuple(d % n for d in dims)
 
 
 def reduced(x, dims, keepdim):
@@ -92,9 +95,10 @@ def extreme(func, x, dim=(), keepdim=False):
 class _Extreme(torch.autograd.Function):
     @staticmethod
     def forward(ctx, t, dims, keepdim, low, groups):
-        value = _local_extreme(t, dims, low)
+        value = _local_extreme(t.to(torch.uint8) if t.dtype == torch.bool else t, dims, low)
         for g in groups:
-            value = c.send_all_reduce(value, g, "min" if low else "max")
+            value = _extreme_of_ranks(value, g, low)
+        value = value.to(t.dtype)
         ctx.save_for_backward(t, value)
         ctx.call = dims, keepdim, groups
         return value if keepdim else value.squeeze(dims)
@@ -109,6 +113,16 @@ class _Extreme(torch.autograd.Function):
         for g in groups:
             count, grad = c.send_all_reduce(count, g), c.send_all_reduce(grad, g)
         return hit * (grad / count), None, None, None, None
+
+
+def _extreme_of_ranks(value, group, low):
+    """What is no number anywhere is none in the result; the wire's own minimum and maximum may lose it."""
+    if not value.is_floating_point():
+        return c.send_all_reduce(value, group, "min" if low else "max")
+    lost = value.isnan()
+    both = torch.stack([(-value if low else value).masked_fill(lost, float("-inf")), lost.to(value.dtype)])
+    value, lost = c.send_all_reduce(both, group, "max")
+    return (-value if low else value).masked_fill(lost > 0, float("nan"))
 
 
 def _local_extreme(t, dims, low):

@@ -6,6 +6,7 @@ import torch
 
 from core import collectives as c
 from core.dispatch import Plan, op
+from core.errors import ShardingError
 from core.ops.pointwise import meet, operand
 from core.ops.reduction import reduced_dims
 from core.spec import chunk_sizes
@@ -59,6 +60,8 @@ def squeeze(func, x, dim=None):
 def expand(func, x, size, *, implicit=False):
     lead = len(size) - x.ndim
     shape = [x.shape[i - lead] if n == -1 else n for i, n in enumerate(size)]
+    if lead < 0 or any(n not in (1, shape[d + lead]) for d, n in enumerate(x.shape)):
+        raise ShardingError(f"cannot be expanded to {tuple(size)}", op="expand", operands=[x])
     x = x.whole(*(d for d in range(x.ndim) if x.shape[d] == 1 and shape[d + lead] != 1))
     out = x.reshaped(shape, {d: d + lead for d in range(x.ndim)})
     return Plan((x,), out, lambda v, *a, **k: v.expand(out.local_shape()))
@@ -95,6 +98,8 @@ def viewed(x, size):
     if -1 in shape:
         rest = math.prod(n for n in shape if n != -1)
         shape[shape.index(-1)] = x.shape.numel() // rest if rest else 0
+    if math.prod(shape) != x.shape.numel() or min(shape, default=0) < 0:
+        raise ShardingError(f"shape {tuple(size)} is invalid", op="view", operands=[x])
     if x.shape.numel() == 0:
         same = {d: d for d in range(min(x.ndim, len(shape))) if x.shape[: d + 1] == torch.Size(shape[: d + 1])}
         x = x.whole(*(d for d in range(x.ndim) if d not in same))
@@ -123,10 +128,8 @@ def viewed(x, size):
     return x, x.reshaped(shape, to, sizes)
 
 
-@op(aten.view, aten._unsafe_view, aten._reshape_alias, aten.reshape, pending=True)
+@op(aten.view.default, aten._unsafe_view, aten._reshape_alias, aten.reshape, pending=True)
 def view(func, x, size, *args):
-    if isinstance(size, torch.dtype):
-        return Plan((x,), x)
     x, out = viewed(x, size)
     return Plan((x,), out, lambda v, *a: v.reshape(out.local_shape()))
 
@@ -201,10 +204,12 @@ def slice_backward(func, grad, input_sizes, dim, start, end, step):
 def select(func, x, dim, index):
     """One row of a cut dim goes to every rank."""
     dim = dim % x.ndim
-    index = index % x.shape[dim] if -x.shape[dim] <= index < x.shape[dim] else index
+    index = index + x.shape[dim] if index < 0 else index
     axis = x.axis_of(dim)
     out = x.reshaped([*x.shape[:dim], *x.shape[dim + 1 :]], {d: d - (d > dim) for d in range(x.ndim) if d != dim})
-    if axis is None or index >= x.shape[dim]:
+    if not 0 <= index < x.shape[dim]:
+        raise IndexError(f"select(): index {index} out of range for tensor of size {list(x.shape)} at dimension {dim}")
+    if axis is None:
         return Plan((x,), out, lambda v, *a: aten.select(v, dim, index))
     group, extents = c.axis_group(x.mesh, axis), x.sizes[axis]
     wanted = (((index, index + 1),),) * group.size
@@ -224,6 +229,8 @@ def split(func, x, size, dim=0):
     dim = dim % x.ndim
     extent = x.shape[dim]
     lengths = size if isinstance(size, (list, tuple)) else [min(size, extent - i) for i in range(0, extent, size)]
+    if sum(lengths) != extent:
+        raise ShardingError(f"lengths {list(lengths)} do not make {extent} rows", op="split", operands=[x])
     plans, at = [], 0
     for n in lengths:
         plans.append(_sliced(x, dim, at, at + n, 1))
@@ -242,6 +249,8 @@ def unbind(func, x, dim=0):
 # -- joins ------------------------------------------------------------------------------------------------------------
 @op(aten.stack)
 def stack(func, xs, dim=0):
+    if any(x.shape != xs[0].shape for x in xs):
+        raise ShardingError("operands of different shapes", op="stack", operands=xs)
     target = meet(xs)
     dim = dim % (target.ndim + 1)
     shape = [*target.shape[:dim], len(xs), *target.shape[dim:]]
@@ -252,20 +261,25 @@ def stack(func, xs, dim=0):
 @op(aten.cat)
 def cat(func, xs, dim=0):
     """Along a cut dim the result is cut anew in torch.chunk's way and every operand's rows go where they belong."""
-    xs = [x for x in xs if x.shape != (0,)] or xs
-    lead = max(xs, key=lambda x: len(x.cuts()))
+    joined = [x for x in xs if x.shape != (0,)] or xs  # torch lets empty vectors join tensors of any shape
+    lead = max(joined, key=lambda x: len(x.cuts()))
     dim = dim % lead.ndim
     shape = list(lead.shape)
-    shape[dim] = sum(x.shape[dim] for x in xs)
+    if any((*x.shape[:dim], *x.shape[dim + 1 :]) != (*shape[:dim], *shape[dim + 1 :]) for x in joined):
+        raise ShardingError(f"operands differ in more than dim {dim}", op="cat", operands=xs)
+    shape[dim] = sum(x.shape[dim] for x in joined)
     same = {d: d for d in range(lead.ndim)}
     axis = lead.axis_of(dim)
     if axis is None:
         out = lead.reshaped(shape, same)
-        return Plan(tuple(x._new(lead.placements, lead.sizes) for x in xs), out)
+        return Plan(tuple(x._new(lead.placements, lead.sizes) if x in joined else x for x in xs), out)
     sizes = chunk_sizes(shape[dim], lead.mesh.size(axis))
     out = lead.reshaped(shape, same, {axis: sizes})
     borders, at, inputs = out.offsets(axis), 0, []
     for x in xs:
+        if x not in joined:
+            inputs.append(x)
+            continue
         n = x.shape[dim]
         part = tuple(max(0, min(b, at + n) - max(a, at)) for a, b in zip(borders, borders[1:]))
         inputs.append(x._new(lead.placements, [part if i == axis else s for i, s in enumerate(lead.sizes)]))
