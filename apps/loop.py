@@ -117,6 +117,9 @@ class _Run:
         self.chief = dist.get_rank() == 0
         if self.chief:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if not config.resume:
+                put_aside(self.folder)
+        dist.barrier()
 
     def _named(self):
         return unwrapped(self.model).named_parameters()
@@ -237,6 +240,18 @@ class _Swapped:
             kept = p.detach().clone()
             p.copy_(self.ema[name])
             self.ema[name].copy_(kept)
+
+
+def put_aside(folder):
+    """Moves what an earlier run left in ``folder`` to ``previous_N``, so that its checkpoints are not taken for new."""
+    old = [folder / name for name in ("checkpoints", "log.jsonl") if (folder / name).exists()]
+    if old:
+        n = 1 + max((int(p.name.split("_")[1]) for p in folder.glob("previous_*")), default=0)
+        aside = folder / f"previous_{n}"
+        aside.mkdir()
+        for path in old:
+            path.rename(aside / path.name)
+        print(f"the run that was in {folder} now lies in {aside}", file=sys.stderr, flush=True)
 
 
 def schedule(step, config):

@@ -117,6 +117,14 @@ def _halt_after(config, steps):
         _run(config, poison=steps * config.batch)
 
 
+def _puts_aside(meshes, folder):
+    """A new run in the folder of a longer one does not pick up its checkpoints, and loses nothing."""
+    _run(options(folder))
+    shorter = _run(options(folder, steps=3))
+    assert checkpoint.latest(Path(folder) / "checkpoints") == shorter.checkpoint
+    assert checkpoint.latest(Path(folder) / "previous_1" / "checkpoints").name == "step_00000006"
+
+
 def _refuses(meshes, folder):
     result = _run(options(Path(folder) / "run"))
     with pytest.raises(InputError, match="0.weight"):
@@ -131,7 +139,7 @@ def _refuses(meshes, folder):
         _run(options(Path(folder) / "run", seed=1, resume=True, steps=9))
 
 
-@pytest.mark.parametrize("case", [_same_curve, _resumes, _refuses], ids=lambda c: c.__name__.strip("_"))
+@pytest.mark.parametrize("case", [_same_curve, _resumes, _puts_aside, _refuses], ids=lambda c: c.__name__.strip("_"))
 def test_loop(pool, case, tmp_path):
     pool.run(case, str(tmp_path))
 

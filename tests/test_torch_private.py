@@ -1,6 +1,8 @@
 """Names private to torch live in core/_torch.py, and each still does what core needs."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -69,6 +71,20 @@ def test_keeps_graph_tells_what_backward_was_asked():
     y.backward(retain_graph=True)
     y.backward()
     assert seen == [True, False]
+
+
+def test_a_process_lets_go_of_its_groups():
+    """What a mesh still holds after ``cleanup`` would abort the process at its end, now and then."""
+    code = (
+        "from core import DistributedManager, _torch\n"
+        "DistributedManager.initialize()\n"
+        "mesh = DistributedManager().initialize_mesh((1, 1), ('ddp', 'domain'))\n"
+        "mesh.get_group('domain')\n"
+        "assert not hasattr(mesh, '_pg_registry') or mesh._pg_registry\n"
+        "DistributedManager.cleanup()\n"
+        "assert not getattr(mesh, '_pg_registry', None)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0
 
 
 def _wire(meshes):
