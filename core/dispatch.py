@@ -448,7 +448,7 @@ def below(func, types, args, kwargs):
         return handler(func, types, args, kwargs)
     written = _written(func, args, kwargs) if func._schema.is_mutable else ()
     if written:
-        _check_writable(func, written)
+        _make_writable(func, written)
         if kwargs and any(a.is_out for a in func._schema.arguments):
             return _write_out(func, args, kwargs, written)
     tensors = []
@@ -507,9 +507,9 @@ def _written(func, args, kwargs):
     return found
 
 
-def _check_writable(func, written):
-    """Refuses what would be lost: a view whose rows had to be fetched is a copy here, and a new shape is not ours to
-    give."""
+def _make_writable(func, written):
+    """Finishes pending sums, and refuses what would be lost: a view whose rows had to be fetched is a copy here, and a
+    new shape is not ours to give."""
     for t in _shards(written):
         if torch.Tag.inplace_view in func.tags:
             raise MissingShardPatch(
@@ -524,6 +524,11 @@ def _check_writable(func, written):
                 operands=[t._spec, base._spec],
                 remedy="Write through a slice (x[i:i+1] instead of x[i]), or use torch.where.",
             )
+        if t._spec.is_partial():
+            if base is not None:
+                raise MissingShardPatch("writes into a view of a pending sum", op=str(func), operands=[t._spec])
+            done = _finish_below(t)
+            t._local_tensor, t._spec = done._local_tensor, done._spec
 
 
 def _same_memory(a, b):

@@ -50,3 +50,19 @@ case(
     (X, (4, 6)),
     ((1, None),),
 )
+
+
+def _written(x):
+    for write in (
+        lambda t: t.add_(1),
+        lambda t: t.exp_(),
+        lambda t: t.mul_(torch.full_like(t, 2)),
+        lambda t: t.copy_(torch.ones(X)),
+    ):
+        kept = x + 0
+        write(kept)
+        yield kept
+
+
+case("writes_into_pending", lambda x: tuple(_written(x)), (X,), (("P",), ("R",)), differentiable=())
+case("pending_to_whole_numbers", lambda x: ((x * 9).int(), x.bool()), (X,), (("P",), (1,)), differentiable=())

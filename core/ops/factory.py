@@ -10,7 +10,9 @@ aten = torch.ops.aten
 
 
 @op(aten.detach, aten.alias, aten.clone, aten._to_copy, aten.lift_fresh, aten.positive, pending=True)
-def copy(func, x, *args, **kwargs):
+def copy(func, x, *args, dtype=None, **kwargs):
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        x = x.finished()  # whole numbers are no linear function
     return Plan((x,), x)
 
 
