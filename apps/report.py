@@ -82,13 +82,13 @@ def draw_scores(path, results):
         sign = "<" if events["below"] else "≥"
         names = [f"{sign} {t:g} {unit}" for t in events["thresholds"]]
         _against(row[1], leads, scores, {name: ("csi", i) for i, name in enumerate(names)})
-        row[1].set(title=f"{channel}: CSI, higher is better", ylim=(0, 1))
+        row[1].set(title=f"{channel}: CSI of the members, higher is better", ylim=(0, 1))
         _against(
             row[2], leads, scores, {f"{w} cell{'s' * (w > 1)}": ("fss", 0, i) for i, w in enumerate(results["windows"])}
         )
         row[2].set(title=f"{channel} {names[0]}: FSS by window", ylim=(0, 1))
     for ax in axes.ravel():
-        ax.set_xlabel("lead (minutes)")
+        ax.set(xlabel="lead (minutes)", xticks=leads[:: max(len(leads) // 6, 1)])
     return _save(figure, path)
 
 

@@ -11,7 +11,7 @@ from core import InputError
 PRESETS = {
     # the embedded storms, 64 x 96 points, two minutes on two cores
     "tiny": dict(
-        history=3, patch=4, width=64, depth=4, heads=4, kernel=7, steps=700, batch=4, lr=3e-3, sampler_steps=10
+        history=3, patch=4, width=64, depth=4, heads=4, kernel=7, steps=600, batch=4, lr=3e-3, sampler_steps=10
     ),
     # one radar channel over the country at 6 km on a laptop, or a region at 3 km
     "small": dict(
@@ -44,8 +44,8 @@ class TrainConfig(LoopConfig):
     sampler_steps: int | None = option(None, "steps of the sampler in validation and, later, forecasts (preset)")
     cases: int = option(8, "validation samples")
     members: int = option(4, "ensemble members in validation")
-    validate_every: int = option(350, "steps between validations; the last step always validates")
-    checkpoint_every: int = option(350, "steps between checkpoints; the last step always saves")
+    validate_every: int = option(300, "steps between validations; the last step always validates")
+    checkpoint_every: int = option(300, "steps between checkpoints; the last step always saves")
 
     def __post_init__(self):
         for name, value in PRESETS[self.preset].items():
