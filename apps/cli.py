@@ -54,6 +54,14 @@ class _Tuple(argparse.Action):
         setattr(namespace, self.dest, tuple(values))
 
 
+def check_counts(config, *names):
+    """Refuses counts below one."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}", remedy="Choose one or more")
+
+
 def command(main):
     """Makes ``main(argv=None)`` a command: bad input ends in one message on standard error and exit status 2."""
 

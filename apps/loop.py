@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from apps.cli import option
+from apps.cli import check_counts, option
 from core import DistributedManager, InputError, checkpoint
 from core.parallelize import parallelize, reshard, unwrapped
 from data.sampler import DomainSampler
@@ -70,7 +70,12 @@ class Result:
 
 
 def start(config):
-    """Joins the process group and makes the (ddp, domain) mesh of a run; seeds this process."""
+    """Joins the process group and makes the (ddp, domain) mesh of a run; seeds this process.
+
+    Raises:
+        InputError: a count below one, a domain that does not fit the number of processes.
+    """
+    check_counts(config, "steps", "batch", "domain", "log_every", "validate_every", "checkpoint_every")
     if not DistributedManager.is_initialized():
         DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((-1, config.domain), ("ddp", "domain"))

@@ -6,7 +6,6 @@ from apps.cli import option
 from apps.loop import LoopConfig
 from apps.weather.diffusion import Diffusion
 from apps.weather.model import ModelConfig
-from core import InputError
 
 PRESETS = {
     # the embedded storms, 64 x 96 points, two minutes on two cores
@@ -61,14 +60,6 @@ class TrainConfig(LoopConfig):
         """States are changes since the last frame in units of the channel's spread, about a half wide. Under the
         conditions nothing wider than 20 is left to guess, nothing finer than 0.01 to see."""
         return Diffusion(sigma_data=0.5, p_mean=-0.8, sigma_min=0.01, sigma_max=20.0, steps=self.sampler_steps)
-
-
-def check_counts(config, *names):
-    """Refuses counts below one."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {value}", remedy="Choose one or more")
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 from apps import metrics
 from apps.agree import together
-from apps.cli import command, option, parse
+from apps.cli import check_counts, command, option, parse
 from apps.report import draw_maps, draw_scores
 from apps.weather.baselines import persistence
-from apps.weather.config import EVENTS, WINDOWS, check_counts
+from apps.weather.config import EVENTS, WINDOWS
 from apps.weather.dataset import Frames
 from apps.weather.product import provenance
 from apps.weather.rollout import load, rollout, rounds, spread

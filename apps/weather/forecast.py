@@ -10,8 +10,7 @@ import numpy as np
 import torch.distributed as dist
 
 from apps.agree import together
-from apps.cli import command, option, parse
-from apps.weather.config import check_counts
+from apps.cli import check_counts, command, option, parse
 from apps.weather.dataset import Frames
 from apps.weather.product import Product, check_path, provenance
 from apps.weather.rollout import load, rollout

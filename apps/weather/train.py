@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from apps import loop, metrics
 from apps.agree import together
-from apps.cli import command, parse
+from apps.cli import check_counts, command, parse
 from apps.report import draw_losses
 from apps.weather import diffusion
 from apps.weather.baselines import persistence
-from apps.weather.config import TrainConfig, check_counts
+from apps.weather.config import TrainConfig
 from apps.weather.dataset import Facts, Frames
 from apps.weather.model import Denoiser
 from apps.weather.rollout import KIND, check_sizes, rounds, spread, step
@@ -128,7 +128,7 @@ def prepare(config):
         InputError: an archive, channel, split or size that cannot be used, or a run in --out of another training.
     """
     sizes = ("history", "patch", "width", "depth", "heads", "kernel", "sampler_steps")
-    check_counts(config, *sizes, "steps", "batch", "cases", "members")
+    check_counts(config, *sizes, "cases", "members")
     mesh = loop.start(config)
     with together():
         if config.archive is None and not EMBEDDED.exists() and dist.get_rank() == 0:

@@ -122,8 +122,10 @@ def _parser():
 
 
 def _window(text):
-    first, last = text.split(":")
-    return slice(int(first), int(last))
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no window; write 100:356")
+    return slice(int(match[1]), int(match[2]))
 
 
 def _step(text):
@@ -134,8 +136,11 @@ def _step(text):
 
 
 def _span(text):
-    first, last = text.split("/")
-    return np.datetime64(first), np.datetime64(last)
+    try:
+        first, last = map(np.datetime64, text.split("/"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no span; write 2021-05-01/2021-05-20") from None
+    return first, last
 
 
 def run(args, report=print):
