@@ -92,10 +92,12 @@ def load(path, model, optimizer=None, ema=None, averaged=False):
     try:
         dcp.load(tensors, checkpoint_id=str(path))
     except (Exception, CheckpointException) as error:  # which is no Exception
+        failures = getattr(error, "failures", None)  # of the ranks: what each of them met
+        cause = next(iter(failures.values()))[0] if failures else error
         raise InputError(
-            f"cannot be loaded into this model ({type(error).__name__}: {str(error).splitlines()[0][:200]})",
+            f"cannot be loaded into this model ({type(cause).__name__}: {str(cause).strip()[:200]})",
             file=path,
-            remedy="Use the checkpoint of a model with the same configuration.",
+            remedy="Use an earlier step_... folder where a file is damaged, else the configuration of the training.",
         ) from error
     set_model_state_dict(model, tensors.get("model") or tensors["ema"])
     if optimizer is not None:
