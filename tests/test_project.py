@@ -54,6 +54,14 @@ def test_model_files_name_no_rank(app):
     assert not [w for w in ("ShardTensor", "torch.distributed", "get_rank", "redistribute", "device_mesh") if w in text]
 
 
+def test_a_folder_called_data_hides_nothing(tmp_path):
+    """A person who starts a command beside a folder of data must not meet that folder in place of the package."""
+    for name in ("data", "core", "apps"):
+        (tmp_path / name / "aero").mkdir(parents=True)
+    code = "import core.mesh, data.aero.archive, apps.loop"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=120)
+
+
 def test_imports_only_define():
     """Importing the packages starts no process group and loads no reader of raw files."""
     code = (
