@@ -129,11 +129,17 @@ def _segments(sizes, wanted):
     return _Segments(tuple(table))
 
 
-def _splits(segments, peer_of, group, unit):
-    counts = [0] * group.size
-    for s in segments:
-        counts[peer_of(s)] += s[3] * unit
-    return counts
+def _trade(x, sent, received, group):
+    """Sends rows of ``x``, a list of (peer, first row, rows), and gives those received, a list of (peer, rows)."""
+    shape = x.shape[1:]
+    unit = shape.numel()
+    counts = [[0] * group.size, [0] * group.size]
+    for side, table in enumerate(([(p, n) for p, _, n in sent], received)):
+        for peer, n in table:
+            counts[side][peer] += n * unit
+    flat = torch.cat([x[first : first + n].reshape(-1) for _, first, n in sent] or [x.new_empty(0)])
+    got = _send_all_to_all(flat, counts[1], counts[0], group)
+    return [part.view(n, *shape) for part, (_, n) in zip(got.split([n * unit for _, n in received]), received)]
 
 
 def _move_rows(x, segments, group, rows):
@@ -142,16 +148,10 @@ def _move_rows(x, segments, group, rows):
     for _, _, start, n, at in segments.kept(group.rank):
         out[at : at + n] = x[start : start + n]
     if segments.travel():
-        unit = out[:1].numel() if rows else x[:1].numel() if x.shape[0] else out.new_empty((1, *x.shape[1:])).numel()
         sent, received = segments.sent(group.rank), segments.received(group.rank)
-        flat = torch.cat([x[start : start + n].reshape(-1) for _, _, start, n, _ in sent] or [x.new_empty(0)])
-        got = _send_all_to_all(
-            flat, _splits(received, lambda s: s[0], group, unit), _splits(sent, lambda s: s[1], group, unit), group
-        )
-        at_flat = 0
-        for _, _, _, n, at in received:
-            out[at : at + n] = got[at_flat : at_flat + n * unit].view(n, *x.shape[1:])
-            at_flat += n * unit
+        got = _trade(x, [(s[1], s[2], s[3]) for s in sent], [(s[0], s[3]) for s in received], group)
+        for part, (_, _, _, n, at) in zip(got, received):
+            out[at : at + n] = part
     return out
 
 
@@ -161,16 +161,10 @@ def _return_rows(grad, segments, group, rows):
     for _, _, start, n, at in segments.kept(group.rank):
         out[start : start + n] += grad[at : at + n]
     if segments.travel():
-        unit = out.new_empty((1, *grad.shape[1:])).numel()
         sent, received = segments.received(group.rank), segments.sent(group.rank)
-        flat = torch.cat([grad[at : at + n].reshape(-1) for _, _, _, n, at in sent] or [grad.new_empty(0)])
-        got = _send_all_to_all(
-            flat, _splits(received, lambda s: s[1], group, unit), _splits(sent, lambda s: s[0], group, unit), group
-        )
-        at_flat = 0
-        for _, _, start, n, _ in received:
-            out[start : start + n] += got[at_flat : at_flat + n * unit].view(n, *grad.shape[1:])
-            at_flat += n * unit
+        got = _trade(grad, [(s[0], s[4], s[3]) for s in sent], [(s[1], s[3]) for s in received], group)
+        for part, (_, _, start, n, _) in zip(got, received):
+            out[start : start + n] += part
     return out
 
 

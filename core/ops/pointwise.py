@@ -13,7 +13,7 @@ from core.spec import PARTIAL, REPLICATE
 aten = torch.ops.aten
 
 # Linear in all tensor operands together: pending sums may stay pending.
-_SUMS = {aten.add.Tensor, aten.sub.Tensor, aten.add_.Tensor, aten.sub_.Tensor}
+_SUMS = {aten.add.Tensor, aten.sub.Tensor}
 # Linear in the first operand alone (and, for products, in the second alone).
 _SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default}
 
@@ -21,9 +21,10 @@ _SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, a
 @op("pointwise", pending=True)
 def pointwise(func, *args, **kwargs):
     specs = tensors_in(args, kwargs)
-    target = specs[0] if mutates(func) else meet(specs)
-    target = _settle_pending(func, args, specs, target)
-    return Plan(tuple(operand(s, target, func) for s in specs), TARGET if mutates(func) else target)
+    if mutates(func):  # its target holds no pending sum: dispatch finishes it first
+        return Plan(tuple(operand(s, specs[0]) for s in specs), TARGET)
+    target = _settle_pending(func, specs, meet(specs))
+    return Plan(tuple(operand(s, target, func) for s in specs), target)
 
 
 def meet(specs):
@@ -65,7 +66,7 @@ def operand(spec, target, func=None):
     return spec._new(placements, sizes)
 
 
-def _settle_pending(func, args, specs, target):
+def _settle_pending(func, specs, target):
     """On axes where a pending sum meets no cut, it stays pending if the operation is linear in it."""
     for axis, p in enumerate(target.placements):
         pending = [isinstance(s.placements[axis], Partial) for s in specs]
@@ -73,11 +74,8 @@ def _settle_pending(func, args, specs, target):
             continue
         if func in _SUMS:
             stays = len(specs) == 2
-        elif func in _SCALES:
-            stays = sum(pending) == 1 and not (pending[-1] and len(specs) > 1 and func is aten.div.Tensor)
         else:
-            stays = False
-        if mutates(func):
-            continue
+            divisor = pending[-1] and len(specs) > 1 and func is aten.div.Tensor
+            stays = func in _SCALES and sum(pending) == 1 and not divisor
         target = target.with_axis(axis, PARTIAL if stays else REPLICATE)
     return target
