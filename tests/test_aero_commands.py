@@ -17,7 +17,6 @@ from apps.aero import evaluate, infer, train
 from apps.aero.dataset import Points, Scaling
 from apps.aero.outputs import written
 from core import InputError, checkpoint
-from data.aero import build
 from data.aero.archive import AeroReader, write_archive
 from data.aero.geometry import area_vectors
 from data.aero.splits import hold_out
@@ -28,15 +27,6 @@ from data.aero.vtk_files import OPENFOAM, read_surface
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     return synthetic_archive(tmp_path_factory.mktemp("aero") / "a.zarr", runs=3, cells=400)
-
-
-@pytest.fixture(scope="module")
-def ahmed(tmp_path_factory):
-    path = tmp_path_factory.mktemp("ahmed") / "a.zarr"
-    folders = [str(AHMED / name) for name in ("ahmed25", "ahmed00")]
-    command = ["--run", folders[0], "--run", folders[1], "--train", "ahmed25", "--test", "ahmed00", "--out", str(path)]
-    assert build.main(command) == 0
-    return path
 
 
 @pytest.fixture(scope="module")
