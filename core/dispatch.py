@@ -34,14 +34,16 @@ class Plan(NamedTuple):
 
     Attributes:
         inputs: wanted spec of every tensor argument, in the order of the arguments.
-        outputs: spec of the result, or a tuple of them; None for a plain result, TARGET for an operation in place. A
-            Partial spec is summed before anybody sees it.
+        outputs: spec of the result, or a tuple of them; None for a plain result, TARGET for an operation in place.
         local: computation on the local tensors, called as the operation is; None: the operation itself.
+        final: how the results are handed out, if not as ``outputs`` (say, cut again as the operand was); above autograd
+            by default with pending sums carried out.
     """
 
     inputs: tuple
     outputs: Any
     local: Callable | None = None
+    final: Any = None
 
 
 TARGET = object()  # as ``Plan.outputs``: the operation writes into its first argument and returns it
@@ -352,10 +354,8 @@ def _run_above(rule, func, args, kwargs, tensors, key):
     else:
         with NoTorchFunction():
             outs = _call(plan.local or func, args, kwargs, [_local(t) for t in values])
-        outs = _wrapped(outs, plan.outputs)
-    if isinstance(outs, tuple):
-        return tuple(_finished(o) for o in outs)
-    return _finished(outs)
+            outs = _handed_out(outs, plan.outputs, plan.final)
+    return outs
 
 
 def _checked(tensor):
@@ -375,19 +375,20 @@ def _local(tensor):
     return tensor._local_tensor if isinstance(tensor, ShardTensor) else tensor
 
 
-def _wrapped(out, spec):
+def _handed_out(out, spec, final):
+    """Local results under ``spec`` as ShardTensors under ``final``, or with their sums carried out."""
     if isinstance(out, torch.Tensor):
-        return ShardTensor(out, spec) if spec is not None else out
+        if spec is None:
+            return out
+        final = final or spec.finished()
+        return ShardTensor(out if final is spec else move(out, spec, final), final)
     if isinstance(out, (tuple, list)):
-        specs = spec if isinstance(spec, (tuple, list)) else [spec] * len(out)
-        return tuple(_wrapped(o, s) for o, s in zip(out, specs))
+        return tuple(_handed_out(o, *s) for o, s in zip(out, _pairs(spec, final, len(out))))
     return out
 
 
-def _finished(out):
-    if isinstance(out, ShardTensor) and out._spec.is_partial():
-        return out.redistribute_to(out._spec.finished())
-    return out
+def _pairs(spec, final, n):
+    return zip(*(s if isinstance(s, (tuple, list)) else [s] * n for s in (spec, final)))
 
 
 class _Region(Function):
@@ -401,7 +402,7 @@ class _Region(Function):
         ctx.specs = [t._spec if isinstance(t, ShardTensor) else None for t in tensors]
         ctx.plan, ctx.inner, ctx.outs = plan, inner, outs if isinstance(outs, tuple) else (outs,)
         ctx.set_materialize_grads(False)
-        return _wrapped(_detached(outs), plan.outputs)
+        return _handed_out(_detached(outs), plan.outputs, plan.final)
 
     @staticmethod
     @once_differentiable
@@ -464,7 +465,7 @@ def below(func, types, args, kwargs):
             plan = _plan(rule, func, args, kwargs, tensors, key)
         locals_ = [_move_below(t, spec) for t, spec in zip(tensors, plan.inputs)]
         out = _call(plan.local or func, args, kwargs, locals_)
-    return args[0] if plan.outputs is TARGET else _wrap_below(out, plan.outputs)
+    return args[0] if plan.outputs is TARGET else _wrap_below(out, plan.outputs, plan.final)
 
 
 def _rule_below(func):
@@ -489,12 +490,14 @@ def _move_below(t, spec):
     return move(t, spec.replicated(), spec)
 
 
-def _wrap_below(out, spec):
+def _wrap_below(out, spec, final=None):
+    """As :func:`_handed_out`, but what is pending stays so."""
     if isinstance(out, torch.Tensor):
+        if final is not None:
+            out, spec = move(out, spec, final), final
         return ShardTensor(out, spec) if spec is not None else out
     if isinstance(out, (tuple, list)):
-        specs = spec if isinstance(spec, (tuple, list)) else [spec] * len(out)
-        return type(out)([_wrap_below(o, s) for o, s in zip(out, specs)])
+        return type(out)([_wrap_below(o, *s) for o, s in zip(out, _pairs(spec, final, len(out)))])
     return out
 
 

@@ -167,6 +167,18 @@ class ShardTensorSpec:
                 out = out.with_axis(axis, REPLICATE)
         return out
 
+    def aside(self, *dims):
+        """The same tensor with ``dims`` uncut: their cuts go to the longest dim that is free (one all-to-all), or are
+        undone where none has a row for every rank."""
+        out, dims = self, {d % max(self.ndim, 1) for d in dims}
+        for axis, dim in self.cuts():
+            if dim in dims:
+                free = [d for d in range(self.ndim) if d not in dims and out.axis_of(d) is None]
+                to = max(free, key=lambda d: self.shape[d], default=None)
+                fits = to is not None and self.shape[to] >= self.mesh.size(axis)
+                out = out.with_axis(axis, Shard(to) if fits else REPLICATE)
+        return out
+
     def reshaped(self, shape, dims, sizes=None):
         """Spec of an output: global ``shape``, each cut dim moved to ``dims[dim]`` (None: replicated there).
 

@@ -8,18 +8,21 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
+import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from core import ShardTensor, scatter_tensor
+from core import ShardingError, ShardTensor, scatter_tensor
 from core.debug import trace
 from core.spec import chunk_sizes
 
 TABLE: dict[str, "Case"] = {}
+REFUSED: dict[str, tuple] = {}
 SPLITS = {
     "1": ("chunk",),
     "2": ("chunk", "uneven", "one_row", "empty"),
-    "3": ("uneven", "empty"),
+    "3": ("chunk", "uneven", "one_row", "empty"),
+    "4": ("chunk", "uneven", "one_row", "empty"),
     "2x2": ("uneven", "one_row", "empty"),
 }
 
@@ -54,6 +57,22 @@ class Case:
 def case(name, fn, shapes, cuts, **kwargs):
     assert name not in TABLE, name
     TABLE[name] = Case(name, fn, tuple(shapes), tuple(cuts), **kwargs)
+
+
+def refuse(name, fn, shape=(2, 7, 8, 2, 4), cut=1):
+    """A call of a tensor cut along ``cut`` that must raise a ShardingError on every rank before anything is sent."""
+    assert name not in REFUSED, name
+    REFUSED[name] = fn, shape, cut
+
+
+def run_refused(meshes, name):
+    load()
+    fn, shape, cut = REFUSED[name]
+    g = torch.Generator().manual_seed(0)
+    x = scatter_tensor(torch.randn(shape, generator=g, dtype=torch.float64), None, meshes["2"], [Shard(cut)])
+    with trace() as wire, pytest.raises(ShardingError):
+        fn(x)
+    assert wire.count() == 0
 
 
 def load():

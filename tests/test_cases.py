@@ -1,7 +1,7 @@
 """Every row of the table on every mesh and split."""
 
 import pytest
-from cases import SPLITS, load, run_case
+from cases import REFUSED, SPLITS, load, run_case, run_refused
 
 ROWS = [
     (name, mesh, split)
@@ -15,3 +15,8 @@ ROWS = [
 @pytest.mark.parametrize("name,mesh,split", ROWS, ids=["-".join(r) for r in ROWS])
 def test_case(pool, name, mesh, split):
     pool.run(run_case, name, mesh, split)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(pool, name):
+    pool.run(run_refused, name)

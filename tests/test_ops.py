@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.tensor import Shard
 
 from core import ShardingError, neighborhood_attention, scatter_tensor
-from core.debug import trace
 from core.dispatch import set_fallback
 
 
@@ -16,43 +15,7 @@ def draw(*shape, dtype=torch.float64, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-# -- refusals: the same on all ranks, before anything is sent ----------------------------------------------------------
-REFUSED = {
-    "even window": lambda x: neighborhood_attention(x, x, x, 4),
-    "window larger than the grid": lambda x: neighborhood_attention(x, x, x, (9, 3)),
-    "window of three dims": lambda x: neighborhood_attention(x, x, x, (3, 3, 3)),
-    "operands of other shapes": lambda x: neighborhood_attention(x, x[:, 1:], x, 3),
-    "channels": lambda x: F.conv2d(x[..., 0], torch.ones(2, 3, 1, 1)),
-    "kernel larger than the grid": lambda x: F.conv2d(x[..., 0], torch.ones(2, 2, 9, 1)),
-    "strided same": lambda x: F.conv2d(x[..., 0], torch.ones(2, 2, 3, 3), padding="same", stride=2),
-    "attention dropout": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1),
-    "mask and causal": lambda x: F.scaled_dot_product_attention(x, x, x, torch.ones(6, 6), is_causal=True),
-    "groups": lambda x: F.group_norm(x, 3),
-    "normalized shape": lambda x: F.layer_norm(x, (5,)),
-    "reflection wider than the grid": lambda x: F.pad(x, (0, 0, 0, 0, 0, 0, 7, 0), mode="reflect"),
-    "crop of more than there is": lambda x: F.pad(x, (0, 0, 0, 0, 0, 0, -4, -4)),
-    "reduction": lambda x: F.mse_loss(x, x, reduction="median"),
-    "classes": lambda x: F.cross_entropy(x, torch.zeros(2, 9, dtype=torch.int64)),
-    "dropout in place": lambda x: F.dropout(x, 0.5, inplace=True),
-    "contraction": lambda x: x[:, :, 0, 0] @ torch.ones(3, 2, dtype=x.dtype),
-    "contraction of a cut dim": lambda x: x[:, :, 0, 0, 0] @ torch.ones(1, 2, dtype=x.dtype),
-    "shapes of a join": lambda x: torch.cat([x, x[:, :1]], 2),
-    "shapes of a stack": lambda x: torch.stack([x, x[:1]]),
-    "shape of a view": lambda x: x.view(-1, 5),
-    "lengths of a split": lambda x: x.split([2, 3], 1),
-    "expansion of seven rows": lambda x: x.expand(2, 14, 8, 2, 4),
-    "shape in place": lambda x: x.unsqueeze_(0),
-    "probability": lambda x: F.dropout(x, 1.5),
-}
-
-
-def refused(meshes, name):
-    x = scatter_tensor(draw(2, 7, 8, 2, 4), None, meshes["2"], [Shard(1)])
-    with trace() as wire, pytest.raises(ShardingError):
-        REFUSED[name](x)
-    assert wire.count() == 0
-
-
+# -- writes ----------------------------------------------------------------------------------------------------------
 def refused_writes(meshes):
     """A view whose rows were fetched is a copy: what is written there would be lost."""
     x = scatter_tensor(draw(2, 7, 8), None, meshes["2"], [Shard(1)])
@@ -72,11 +35,6 @@ def refused_writes(meshes):
 
 def test_writes_are_not_lost(pool):
     pool.run(refused_writes)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_everywhere(pool, name):
-    pool.run(refused, name)
 
 
 def test_plain_neighborhood_refuses_too():
