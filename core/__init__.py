@@ -1,8 +1,9 @@
 """Domain parallelism: tensors cut over many devices that compute as if they were whole."""
 
 from core import ops  # noqa: F401  (the rules)
-from core.dispatch import Plan, op, set_fallback
+from core.dispatch import Plan, op
 from core.errors import InputError, MissingShardPatch, ShardingError, UndeterminedShardingError
+from core.fallback import set_fallback
 from core.mesh import DistributedManager, make_mesh
 from core.ops.neighborhood import neighborhood_attention
 from core.shard_tensor import ShardTensor, TensorPromotionMode, scatter_tensor

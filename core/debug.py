@@ -48,12 +48,12 @@ def trace():
 def record(kind, nbytes):
     """Called by ``core.collectives`` for each message; costs nothing unless a trace is open."""
     if _traces:
-        message = Message(kind, int(nbytes), _call_site())
+        message = Message(kind, int(nbytes), call_site())
         for t in _traces:
             t.messages.append(message)
 
 
-def _call_site():
+def call_site():
     """The innermost frame outside core and torch."""
     for frame in reversed(traceback.extract_stack()):
         path = frame.filename.replace("\\", "/")

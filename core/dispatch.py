@@ -10,22 +10,19 @@ autograd, where values are global and torch's own derivative applies.
 """
 
 import inspect
-import math
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
-from core import collectives as c
-from core._torch import NoTorchFunction, is_traceable_wrapper_subclass, keeps_graph
+from core._torch import NoTorchFunction, is_traceable_wrapper_subclass
 from core.errors import MissingShardPatch, ShardingError
+from core.fallback import fallback
 from core.redistribute import move
-from core.shard_tensor import ShardTensor, check_promotion, local_cotangent, promote
+from core.region import pairs, run
+from core.shard_tensor import ShardTensor, as_shards, check_promotion, promote
 from core.spec import REPLICATE, ShardTensorSpec, replicated_spec
 
 
@@ -236,11 +233,7 @@ def _keep_cut(leaf):
     with NoTorchFunction():
         if leaf.requires_grad and leaf.is_leaf and not getattr(leaf, "_keeps_cut", False):
             leaf._keeps_cut = True
-            leaf.register_hook(lambda grad: _as_shards(grad, spec).redistribute_to(spec))
-
-
-def _as_shards(grad, spec):
-    return grad if isinstance(grad, ShardTensor) else ShardTensor(grad, spec.replicated())
+            leaf.register_hook(lambda grad: as_shards(grad, spec.mesh).redistribute_to(spec))
 
 
 def above(func, types, args, kwargs):
@@ -258,7 +251,7 @@ def above(func, types, args, kwargs):
         return handler(func, types, args, kwargs)
     tensors = []
     rule = RULES.get(func)
-    if isinstance(func, _ATEN):  # a user's torch.ops.aten.X: its rule speaks of values below autograd
+    if rule is not None and isinstance(func, _ATEN):  # torch.ops.aten.X: its rule speaks of values below autograd
         rule = None
     elif rule is not None and kwargs:
         args, kwargs = _positional(rule, args, kwargs)
@@ -267,8 +260,9 @@ def above(func, types, args, kwargs):
         _collect(kwargs.values(), tensors)
     else:
         key = (func, _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
-    if any(isinstance(t, DTensor) for t in tensors):
-        return _with_dtensors(func, args, kwargs, tensors)
+    for t in tensors:
+        if isinstance(t, DTensor):
+            return _with_dtensors(func, args, kwargs, tensors)
     if rule is not None:
         with _named(func, tensors):
             return _run_above(rule, func, args, kwargs, tensors, key)
@@ -343,102 +337,28 @@ def _with_dtensors(func, args, kwargs, tensors):
 
 
 def _run_above(rule, func, args, kwargs, tensors, key):
-    values = [t if isinstance(t, ShardTensor) else _checked(t) for t in tensors]
-    if not rule.pending and any(t._spec.is_partial() for t in values if isinstance(t, ShardTensor)):
-        values = [t.redistribute_to(t._spec.finished()) if isinstance(t, ShardTensor) else t for t in values]
-        return _call(func, args, kwargs, values)
+    for t in tensors:
+        if not isinstance(t, ShardTensor):
+            check_promotion(t)
+        elif t._spec._pending and not rule.pending:
+            return _call(func, args, kwargs, [_settled(t) for t in tensors])
     plan = _cached(key) or _plan(rule, func, args, kwargs, tensors, key)
-    values = [_placed(t, spec) for t, spec in zip(values, plan.inputs)]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in values):
-        outs = _Region.apply(plan, func, args, kwargs, *values)
-    else:
-        with NoTorchFunction():
-            outs = _call(plan.local or func, args, kwargs, [_local(t) for t in values])
-            outs = _handed_out(outs, plan.outputs, plan.final)
-    return outs
+    compute = plan.local or func
+    with NoTorchFunction():
+        values = [_placed(t, spec) for t, spec in zip(tensors, plan.inputs)]
+        return run(plan, lambda inner: _call(compute, args, kwargs, inner), values)
 
 
-def _checked(tensor):
-    check_promotion(tensor)
-    return tensor
+def _settled(t):
+    return t.redistribute_to(t._spec.finished()) if isinstance(t, ShardTensor) else t
 
 
 def _placed(tensor, spec):
     if isinstance(tensor, ShardTensor):
-        return tensor.redistribute_to(spec)
+        return tensor if tensor._spec is spec else tensor.redistribute_to(spec)
     if spec.is_replicated():
         return tensor
     return promote(tensor, spec.mesh).redistribute_to(spec)
-
-
-def _local(tensor):
-    return tensor._local_tensor if isinstance(tensor, ShardTensor) else tensor
-
-
-def _handed_out(out, spec, final):
-    """Local results under ``spec`` as ShardTensors under ``final``, or with their sums carried out."""
-    if isinstance(out, torch.Tensor):
-        if spec is None:
-            return out
-        final = final or spec.finished()
-        return ShardTensor(out if final is spec else move(out, spec, final), final)
-    if isinstance(out, (tuple, list)):
-        return tuple(_handed_out(o, *s) for o, s in zip(out, _pairs(spec, final, len(out))))
-    return out
-
-
-def _pairs(spec, final, n):
-    return zip(*(s if isinstance(s, (tuple, list)) else [s] * n for s in (spec, final)))
-
-
-class _Region(Function):
-    """One node of the global graph around a piece of local graph: forward and backward run on plain local tensors."""
-
-    @staticmethod
-    def forward(ctx, plan, func, args, kwargs, *tensors):
-        with torch.enable_grad(), NoTorchFunction():
-            inner = [_local(t).detach().requires_grad_(t.requires_grad) for t in tensors]
-            outs = _call(plan.local or func, args, kwargs, inner)
-        ctx.specs = [t._spec if isinstance(t, ShardTensor) else None for t in tensors]
-        ctx.plan, ctx.inner, ctx.outs = plan, inner, outs if isinstance(outs, tuple) else (outs,)
-        ctx.set_materialize_grads(False)
-        return _handed_out(_detached(outs), plan.outputs, plan.final)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, *grads):
-        specs = ctx.plan.outputs if isinstance(ctx.plan.outputs, tuple) else (ctx.plan.outputs,)
-        live = [(o, s, g) for o, s, g in zip(ctx.outs, specs, grads) if g is not None and o.requires_grad]
-        wanted = [i for i, t in enumerate(ctx.inner) if t.requires_grad and ctx.needs_input_grad[i + 4]]
-        results = [None] * len(ctx.inner)
-        if live and wanted:
-            inner = torch.autograd.grad(
-                [o for o, _, _ in live],
-                [ctx.inner[i] for i in wanted],
-                [local_cotangent(g, s) for _, s, g in live],
-                allow_unused=True,
-                retain_graph=keeps_graph(),
-            )
-            mesh_spec = specs[0]
-            for i, g in zip(wanted, inner):
-                results[i] = _global_gradient(g, ctx.inner[i], ctx.specs[i], mesh_spec)
-        return None, None, None, None, *results
-
-
-def _global_gradient(grad, value, spec, any_spec):
-    """The gradient of the global value from the local one; that of a plain tensor is summed over the mesh here."""
-    if spec is not None:
-        return ShardTensor(grad, spec.cotangent()) if grad is not None else None
-    grad = torch.zeros_like(value) if grad is None else grad
-    for axis in range(any_spec.mesh.ndim):
-        grad = c.send_all_reduce(grad, c.axis_group(any_spec.mesh, axis))
-    return grad
-
-
-def _detached(outs):
-    if isinstance(outs, tuple):
-        return tuple(o.detach() if isinstance(o, torch.Tensor) else o for o in outs)
-    return outs.detach()
 
 
 # -- below autograd -------------------------------------------------------------------------------------------------
@@ -459,7 +379,7 @@ def below(func, types, args, kwargs):
         if plan is None:
             rule = _rule_below(func)
             if rule is None:
-                return _fallback(func, args, kwargs, tensors, written)
+                return fallback(func, lambda whole: _call(func, args, kwargs, whole), tensors, written, mutates(func))
             if not rule.pending and any(t._spec.is_partial() for t in _shards(tensors)):
                 return _call(func, args, kwargs, [_finish_below(t) for t in tensors])
             plan = _plan(rule, func, args, kwargs, tensors, key)
@@ -491,13 +411,13 @@ def _move_below(t, spec):
 
 
 def _wrap_below(out, spec, final=None):
-    """As :func:`_handed_out`, but what is pending stays so."""
+    """As :func:`core.region.handed_out`, but what is pending stays so."""
     if isinstance(out, torch.Tensor):
         if final is not None:
             out, spec = move(out, spec, final), final
         return ShardTensor(out, spec) if spec is not None else out
     if isinstance(out, (tuple, list)):
-        return type(out)([_wrap_below(o, *s) for o, s in zip(out, _pairs(spec, final, len(out)))])
+        return type(out)([_wrap_below(o, *s) for o, s in zip(out, pairs(spec, final, len(out)))])
     return out
 
 
@@ -551,43 +471,3 @@ def mutates(func):
     """Whether an aten overload writes into its first argument."""
     first = func._schema.arguments[0] if func._schema.arguments else None
     return bool(first and first.alias_info and first.alias_info.is_write)
-
-
-# -- fallback -------------------------------------------------------------------------------------------------------
-_fallback_mode = "warn"
-_warned: set = set()
-
-
-def set_fallback(mode):
-    """What an operation without a rule does: ``"warn"`` (gather, compute, cut again, one warning an operation and
-    shape), ``"silent"``, or ``"error"``."""
-    global _fallback_mode
-    if mode not in ("warn", "silent", "error"):
-        raise ShardingError(f"unknown fallback mode {mode!r}", remedy="Use 'warn', 'silent' or 'error'.")
-    _fallback_mode = mode
-
-
-def _fallback(func, args, kwargs, tensors, written):
-    specs = [t._spec for t in _shards(tensors)]
-    nbytes = sum(math.prod(t.shape) * t.element_size() for t in _shards(tensors) if not t._spec.is_replicated())
-    if _fallback_mode == "error":
-        raise MissingShardPatch("no sharding rule", op=str(func), operands=specs, remedy="Register one with core.op.")
-    if _fallback_mode == "warn" and nbytes and (func, tuple(specs)) not in _warned:
-        _warned.add((func, tuple(specs)))
-        warnings.warn(f"{func} has no sharding rule: gathers {nbytes:,} bytes on every rank", stacklevel=3)
-    whole = [move(t._local_tensor, t._spec, t._spec.replicated()) if isinstance(t, ShardTensor) else t for t in tensors]
-    out = _call(func, args, kwargs, whole)
-    for t, value in zip(tensors, whole):
-        if isinstance(t, ShardTensor) and any(t is w for w in written):
-            t._local_tensor.copy_(move(value, t._spec.replicated(), t._spec))
-    return args[0] if mutates(func) else _recut(out, specs[0])
-
-
-def _recut(out, like):
-    """Results of the operand's shape are cut as the operand, others stay whole."""
-    if isinstance(out, torch.Tensor):
-        spec = like.finished() if out.shape == like.shape else replicated_spec(like.mesh, out.shape)
-        return ShardTensor(move(out, spec.replicated(), spec), spec)
-    if isinstance(out, (tuple, list)):
-        return type(out)([_recut(o, like) for o in out])
-    return out

@@ -250,7 +250,8 @@ class _FromLocal(Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return local_cotangent(grad, ctx.spec), None
+        spec = ctx.spec.cotangent()
+        return _ToLocal.apply(as_shards(grad, spec.mesh).redistribute_to(spec)), None
 
 
 class _ToLocal(Function):
@@ -262,7 +263,7 @@ class _ToLocal(Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return ShardTensor(grad, ctx.spec.cotangent())
+        return _FromLocal.apply(grad, ctx.spec.cotangent())
 
 
 class _Redistribute(Function):
@@ -288,10 +289,8 @@ class _FromDTensor(Function):
 
     @staticmethod
     def backward(ctx, grad):
-        spec, local = ctx.spec.finished(), grad
-        if isinstance(grad, ShardTensor):
-            local = move(grad._local_tensor, grad._spec, spec)
-        return dtensor_from_local(local, spec.mesh, spec.placements, spec.shape, spec.stride)
+        spec = ctx.spec.finished()
+        return _ToDTensor.apply(as_shards(grad, spec.mesh).redistribute_to(spec))
 
 
 class _ToDTensor(Function):
@@ -302,8 +301,7 @@ class _ToDTensor(Function):
 
     @staticmethod
     def backward(ctx, grad):
-        spec = make_spec(grad.device_mesh, grad.placements, grad.shape) if isinstance(grad, DTensor) else None
-        return ShardTensor(wait(grad._local_tensor), spec) if spec else grad
+        return ShardTensor.from_dtensor(grad) if isinstance(grad, DTensor) else grad
 
 
 class Promote(Function):
@@ -317,8 +315,21 @@ class Promote(Function):
     @staticmethod
     def backward(ctx, grad):
         if isinstance(grad, ShardTensor):
-            grad = move(grad._local_tensor, grad._spec, ctx.spec)
+            grad = Plain.apply(grad.redistribute_to(ctx.spec))
         return grad, None
+
+
+class Plain(Function):
+    """The reverse of :class:`Promote`: a whole ShardTensor as the plain tensor that it is on every rank."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.spec = x._spec
+        return x._local_tensor.view_as(x._local_tensor)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return as_shards(grad, ctx.spec.mesh)
 
 
 def promote(tensor, mesh):
@@ -326,6 +337,11 @@ def promote(tensor, mesh):
     if isinstance(tensor, DTensor):
         return ShardTensor.from_dtensor(tensor)
     return Promote.apply(tensor, replicated_spec(mesh, tensor.shape))
+
+
+def as_shards(tensor, mesh):
+    """A gradient, which is plain where it is whole on every rank, as a ShardTensor. Differentiable."""
+    return tensor if isinstance(tensor, ShardTensor) else promote(tensor, mesh)
 
 
 def check_promotion(tensor):

@@ -16,8 +16,7 @@ from apps.aero import metrics, train
 from apps.aero.dataset import Points, Scaling, sample_start
 from apps.aero.forces import reference_of
 from apps.aero.model import ModelConfig, SliceAttention, Transolver
-from core import debug, scatter_tensor
-from core.dispatch import set_fallback
+from core import debug, scatter_tensor, set_fallback
 from data.aero.archive import AeroReader
 from data.aero.synthetic import synthetic_archive
 

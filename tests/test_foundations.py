@@ -4,7 +4,6 @@ Every case compares values and all gradients with the same module on one process
 groups with different data, each cut unevenly) and on a mesh of size one.
 """
 
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -201,17 +200,24 @@ def backward_twice(meshes, name):
 
 
 def second_derivative(meshes, name):
-    """Right for operations caught below autograd; refused, never wrong, for those above."""
-    mesh = meshes[name]
-    x0, x1 = data(0).requires_grad_(), shard(data(0), mesh)
-    for x in (x0, x1):
-        (g,) = torch.autograd.grad((x.sin() * x.exp()), x, torch.ones_like(x), create_graph=True)
-        g.backward(torch.ones_like(g))
-    same(whole(x1.grad), x0.grad)
-    x = shard(data(0), mesh)
-    (g,) = torch.autograd.grad(make()(x).pow(2).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
-        g.sum().backward()
+    """A penalty on the gradient: through products, a norm, a softmax, means and sums, with their plain weights."""
+    results = []
+    for cut in (False, True):
+        x = shard(data(0), meshes[name]) if cut else data(0).requires_grad_()
+        first, second = (nn.Linear(CHANNELS, CHANNELS, dtype=torch.float64) for _ in range(2))
+        weights = [*first.parameters(), *second.parameters()]
+        for i, w in enumerate(weights):
+            nn.init.normal_(w, generator=torch.Generator().manual_seed(i))
+        h = F.layer_norm(first(x).sin(), (CHANNELS,))
+        h = torch.softmax(h @ h.transpose(1, 2), -1) @ second(h)
+        loss = h.pow(2).mean() + (x * h.sum(1, keepdim=True)).sum()
+        grads = torch.autograd.grad(loss, [x, *weights], create_graph=True)
+        penalty = sum(g.pow(2).sum() for g in grads)
+        penalty.backward()
+        results.append([penalty.detach(), *grads, x.grad, *(w.grad for w in weights)])
+        assert not cut or all(type(w.grad) is torch.Tensor for w in weights)
+    for expected, got in zip(*results):
+        same(whole(got), expected)
 
 
 CASES = [

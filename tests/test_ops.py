@@ -7,8 +7,7 @@ from cases_attention import with_strategy
 from torch import nn
 from torch.distributed.tensor import Shard
 
-from core import ShardingError, neighborhood_attention, scatter_tensor
-from core.dispatch import set_fallback
+from core import ShardingError, neighborhood_attention, scatter_tensor, set_fallback
 
 
 def draw(*shape, dtype=torch.float64, seed=0):

@@ -1,0 +1,128 @@
+"""One node of the global graph around a piece of local graph: what is caught above autograd is differentiated here.
+
+Forward and backward run on plain local tensors, collectives included. The node's own gradient is again such a node,
+so a second derivative is the derivative of the local backward.
+"""
+
+import torch
+from torch.autograd import Function
+
+from core import collectives as c
+from core._torch import NoTorchFunction, keeps_graph
+from core.redistribute import move
+from core.shard_tensor import Plain, ShardTensor, as_shards, local_cotangent
+
+
+def run(plan, compute, tensors):
+    """``compute(local tensors)`` under ``plan``, in a node of the graph if one of the tensors wants a gradient.
+
+    Called with ``__torch_function__`` off. Tensors are ShardTensors under the plan's specs, or plain and whole.
+    """
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t.requires_grad:
+                return Region.apply(plan, compute, *tensors)
+    return handed_out(compute([_local(t) for t in tensors]), plan.outputs, plan.final)
+
+
+def _local(tensor):
+    return tensor._local_tensor if isinstance(tensor, ShardTensor) else tensor
+
+
+def handed_out(out, spec, final=None):
+    """Local results under ``spec`` as ShardTensors under ``final``, by default with their sums carried out."""
+    if isinstance(out, torch.Tensor):
+        if spec is None:
+            return out
+        final = final or spec.finished()
+        return ShardTensor(out if final is spec else move(out, spec, final), final)
+    if isinstance(out, (tuple, list)):
+        return tuple([handed_out(o, *s) for o, s in zip(out, pairs(spec, final, len(out)))])
+    return out
+
+
+def pairs(spec, final, n):
+    return zip(*(s if isinstance(s, (tuple, list)) else [s] * n for s in (spec, final)))
+
+
+def _detached(outs):
+    if isinstance(outs, torch.Tensor):
+        return outs.detach()
+    return tuple([o.detach() if isinstance(o, torch.Tensor) else o for o in outs])
+
+
+class Region(Function):
+    @staticmethod
+    def forward(ctx, plan, compute, *tensors):
+        inner = []
+        for t in tensors:
+            value = _local(t).detach()
+            inner.append(value.requires_grad_() if t.requires_grad else value)
+        with torch.enable_grad(), NoTorchFunction():
+            outs = compute(inner)
+        ctx.plan, ctx.compute, ctx.inner = plan, compute, inner
+        ctx.outs = outs if isinstance(outs, tuple) else tuple(outs) if isinstance(outs, list) else (outs,)
+        ctx.sharded = [isinstance(t, ShardTensor) for t in tensors]
+        ctx.save_for_backward(*tensors)  # for a second derivative; they share their memory with ``inner``
+        ctx.set_materialize_grads(False)
+        return handed_out(_detached(outs), plan.outputs, plan.final)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        specs = ctx.plan.outputs
+        specs = specs if isinstance(specs, (tuple, list)) else (specs,) * len(ctx.outs)
+        live = [i for i, (o, g) in enumerate(zip(ctx.outs, grads)) if g is not None and o.requires_grad]
+        wanted = [i for i, t in enumerate(ctx.inner) if t.requires_grad and ctx.needs_input_grad[i + 2]]
+        results = [None] * len(ctx.inner)
+        if live and wanted:
+            again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+            found = (_differentiable if again else _gradients)(ctx, live, wanted, specs, grads)
+            for i, g in zip(wanted, found):
+                results[i] = g
+        return None, None, *results
+
+
+def _gradients(ctx, live, wanted, specs, grads):
+    inner = torch.autograd.grad(
+        [ctx.outs[i] for i in live],
+        [ctx.inner[i] for i in wanted],
+        [local_cotangent(grads[i], specs[i]) for i in live],
+        allow_unused=True,
+        retain_graph=keeps_graph(),
+    )
+    for i, g in zip(wanted, inner):
+        spec = ctx.plan.inputs[i]
+        if not ctx.sharded[i]:
+            yield _summed(torch.zeros_like(ctx.inner[i]) if g is None else g, spec.mesh)
+        else:
+            yield ShardTensor(g, spec.cotangent()) if g is not None else None
+
+
+def _summed(grad, mesh):
+    """The gradient of a plain tensor: the sum over the mesh of what the ranks found."""
+    for axis in range(mesh.ndim):
+        grad = c.send_all_reduce(grad, c.axis_group(mesh, axis))
+    return grad
+
+
+# -- second derivatives ----------------------------------------------------------------------------------------------
+def _differentiable(ctx, live, wanted, specs, grads):
+    """The gradients as results of a region of their own, in which the local graph is built anew."""
+    tensors, inputs = ctx.saved_tensors, ctx.plan.inputs
+    seeds = [specs[i].cotangent() for i in live]
+    cotangents = [as_shards(grads[i], s.mesh).redistribute_to(s) for i, s in zip(live, seeds)]
+
+    def pulled_back(values):
+        given, inner = values[: len(live)], values[len(live) :]
+        outs = ctx.compute(inner)
+        outs = outs if isinstance(outs, (tuple, list)) else (outs,)
+        targets = [inner[i] for i in wanted]
+        found = torch.autograd.grad([outs[i] for i in live], targets, given, create_graph=True, allow_unused=True)
+        return tuple([t.new_zeros(t.shape) if g is None else g for t, g in zip(targets, found)])
+
+    plan = ctx.plan._replace(
+        inputs=(*seeds, *inputs), outputs=tuple(inputs[i].cotangent() for i in wanted), local=None, final=None
+    )
+    with NoTorchFunction():
+        found = run(plan, pulled_back, [*cotangents, *tensors])
+        return [g if ctx.sharded[i] else Plain.apply(g) for i, g in zip(wanted, found)]
