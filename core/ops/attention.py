@@ -2,6 +2,7 @@
 
 Two ways for keys and values of a cut sequence: ``gather`` brings them all to every rank and calls torch's attention
 (exact as that, and simple); ``ring`` sends them round (:mod:`core.ops.ring`), so that no rank holds more than its part.
+Where keys are cut and queries are not, nothing travels but results: each rank attends to its own keys, and they merge.
 """
 
 import torch
@@ -10,9 +11,9 @@ from torch.distributed.tensor.placement_types import Shard
 
 from core import collectives as c
 from core.dispatch import Plan, op
-from core.errors import MissingShardPatch, ShardingError
+from core.errors import ShardingError
 from core.ops.pointwise import operand
-from core.ops.ring import ring_attention
+from core.ops.ring import Call, Dropout, block_attention, result_dtype
 from core.spec import REPLICATE
 
 _strategy = "gather"
@@ -28,53 +29,91 @@ def set_strategy(name):
 
 @op(F.scaled_dot_product_attention, names=("query", "key", "value"))
 def attention(func, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """A causal mask goes by global positions; a given one is cut as the queries are."""
-    _check(q, k, v, attn_mask, dropout_p, is_causal)
-    scores = _scores(q, () if enable_gqa else (k, v), k.shape[-2])
-    scores, keys, axis = _keys(scores, k, v, enable_gqa)
+    """A causal mask goes by global positions; a given one is cut as the scores are. Dropped weights (always by blocks)
+    are the same for every cut. A row that sees no key gives zero, as torch's does."""
+    lead = _check(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
+    q, k, v = (s.aside(-1) for s in (q, k, v))
+    scores = _scores(q, k, v, lead, enable_gqa)
+    keys, axis, pick = _keys(scores, k, v, enable_gqa)
     n = scores.ndim
     out = scores.reshaped((*scores.shape[:-1], v.shape[-1]), {d: d for d in range(n - 1)})
-    inputs = (operand(q, scores), *keys, *((operand(attn_mask, scores),) if attn_mask is not None else ()))
-    first, scale = scores.local_range(n - 2)[0], q.shape[-1] ** -0.5 if scale is None else scale
+    merges = axis is not None and scores.axis_of(n - 2) != axis
+    seen = scores.with_axis(axis, Shard(n - 1), keys[0].sizes[axis]) if merges else scores
+    inputs = (operand(q, scores), *keys, *((operand(attn_mask, seen),) if attn_mask is not None else ()))
+
+    call = Call(q.shape[-1] ** -0.5 if scale is None else scale, is_causal, scores.local_range(n - 2)[0])
     travel = (keys[0].sizes[axis], c.axis_group(k.mesh, axis)) if axis is not None else None
+    if merges:
+        call = call._replace(first_key=keys[0].local_range(-2)[0], merge=travel[1])
+    elif travel:
+        call = call._replace(sizes=travel[0], ring=travel[1])
+    if dropout_p:
+        call = call._replace(dropout=Dropout(dropout_p, scores.shape, [scores.local_range(d) for d in range(n - 2)]))
 
     def local(q, k, v, attn_mask=None, *args, **kwargs):
-        if travel and _strategy == "ring":
-            return ring_attention(q, k, v, attn_mask, scale, is_causal, first, *travel)
+        _same_types(q, k, v)
+        if pick:
+            k, v = (t.index_select(-3, at.to(t.device)) for t, at in zip((k, v), pick))
+        if merges or dropout_p or (travel and _strategy == "ring"):
+            return block_attention(q, k, v, attn_mask, call)
         if travel:
             k, v = _gathered(k, v, *travel)
         if not out.local_shape().numel():
             return _nothing(out.local_shape(), q, k, v, *(() if attn_mask is None else (attn_mask,)))
-        if is_causal:
-            last = first + q.shape[-2]
+        if is_causal and call.first_query:
+            last = call.first_query + q.shape[-2]
             k, v = k[..., :last, :], v[..., :last, :]
-            attn_mask = _up_to(first, last, k.shape[-2], q.device) if first else None
-        return func(q, k, v, attn_mask, 0.0, is_causal and not first, scale=scale, enable_gqa=enable_gqa)
+            attn_mask = _up_to(call.first_query, last, k.shape[-2], q.device)
+        causal = is_causal and not call.first_query
+        return func(q, k, v, attn_mask, 0.0, causal, scale=scale, enable_gqa=enable_gqa and not pick)
 
     return Plan(inputs, out, local)
 
 
-def _check(q, k, v, attn_mask, dropout_p, is_causal):
+def _check(q, k, v, attn_mask, dropout_p, is_causal, grouped):
+    """The leading dims of the scores, or an error that names what does not fit."""
     say = {"op": "scaled_dot_product_attention", "operands": [q, k, v]}
     if min(s.ndim for s in (q, k, v)) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ShardingError("shapes are not (.., queries, channels), (.., keys, channels), (.., keys, values)", **say)
     if is_causal and attn_mask is not None:
         raise ShardingError("a mask and is_causal at once", **say)
-    if dropout_p:
-        raise MissingShardPatch("dropout of weights", remedy="Use dropout_p=0 and drop elements of the output.", **say)
+    if not 0 <= dropout_p <= 1:
+        raise ShardingError(f"a probability of {dropout_p}", **say)
+    heads = [s.shape[-3] if s.ndim > 2 else 1 for s in (q, k, v)]
+    if grouped and any(n == 0 or heads[0] % n for n in heads[1:]):
+        raise ShardingError("the heads of keys and values do not divide those of the queries", **say)
+    try:
+        lead = torch.broadcast_shapes(*(s.shape[: -3 if grouped else -2] for s in (q, k, v)))
+        lead = (*lead, heads[0]) if grouped else lead
+        scores = (*lead, q.shape[-2], k.shape[-2])
+        fits = attn_mask is None or torch.broadcast_shapes(attn_mask.shape, scores) == scores
+    except RuntimeError:
+        fits = False
+    if not fits or (attn_mask is not None and attn_mask.ndim < 2):
+        raise ShardingError("leading dims or a mask that do not fit", **say | {"operands": [q, k, v, attn_mask]})
+    return lead
 
 
-def _scores(q, others, keys):
+def _same_types(q, k, v):
+    """Torch checks this too, but on some ways only after parts have travelled."""
+    if len({result_dtype(t) for t in (q, k, v)}) > 1:
+        raise ShardingError(f"types {q.dtype}, {k.dtype} and {v.dtype}", op="scaled_dot_product_attention")
+
+
+def _scores(q, k, v, lead, grouped):
     """Spec of queries times keys: on each axis cut as the queries, or along a leading dim of another operand."""
-    lead = torch.broadcast_shapes(q.shape[:-2], *(s.shape[:-2] for s in others))
-    shape = (*lead, q.shape[-2], keys)
+    shape = (*lead, q.shape[-2], k.shape[-2])
     n, placements, sizes, taken = len(shape), [], [], {len(shape) - 1}
-    for axis, (p, extents) in enumerate(zip(q.placements, q.sizes)):
+    for axis in range(q.mesh.ndim):
         choice = (REPLICATE, None)
-        for s, free in ((q, n - 1), *((s, n - 2) for s in others)):
+        for s, free in ((q, n - 1), (k, n - 2), (v, n - 2)):
             p, extents = s.placements[axis], s.sizes[axis]
             dim = p.dim + n - s.ndim if isinstance(p, Shard) else n
-            if dim < free and dim not in taken and s.shape[p.dim] == shape[dim]:
+            if dim >= free or dim in taken:
+                continue
+            if grouped and dim == n - 3:
+                extents = tuple(e * (shape[dim] // s.shape[p.dim]) for e in extents)
+            if sum(extents) == shape[dim]:
                 choice = (Shard(dim), extents)
                 taken.add(dim)
                 break
@@ -84,37 +123,51 @@ def _scores(q, others, keys):
 
 
 def _keys(scores, k, v, grouped):
-    """Specs of keys and values, and the axis that cuts their sequence; ``scores`` with whole heads where groups of
-    heads that share keys would be torn apart."""
-    heads = scores.axis_of(-3) if grouped else None
-    if heads is not None and any(n * s.shape[-3] % scores.shape[-3] for n in scores.sizes[heads] for s in (k, v)):
-        scores, heads = scores.whole(-3), None
+    """Specs of keys and values, the axis that cuts their sequence, and which of their heads serve the own ones of the
+    queries, where a cut tears heads apart that share keys."""
     keys = [operand(s, scores.whole(-2)) for s in (k, v)]
+    heads = scores.axis_of(-3) if grouped else None
+    pick = None
     if heads is not None:
-        parts = [tuple(n * s.shape[-3] // scores.shape[-3] for n in scores.sizes[heads]) for s in (k, v)]
-        keys = [s.with_axis(heads, Shard(s.ndim - 3), n) for s, n in zip(keys, parts)]
+        groups = [scores.shape[-3] // s.shape[-3] for s in (k, v)]
+        if any(n % g for n in scores.sizes[heads] for g in groups):
+            keys = [s.with_axis(heads, REPLICATE) for s in keys]
+            pick = [torch.arange(*scores.local_range(-3)) // g for g in groups]
+        else:
+            parts = [tuple(n // g for n in scores.sizes[heads]) for g in groups]
+            keys = [s.with_axis(heads, Shard(s.ndim - 3), n) for s, n in zip(keys, parts)]
     for s in (k, v):
         axis = s.axis_of(-2)
         if axis is not None and scores.placements[axis] in (REPLICATE, Shard(scores.ndim - 2)):
-            return scores, [t.with_axis(axis, Shard(t.ndim - 2), s.sizes[axis]) for t in keys], axis
-    return scores, keys, None
+            return [t.with_axis(axis, Shard(t.ndim - 2), s.sizes[axis]) for t in keys], axis, pick
+    return keys, None, pick
 
 
+# -- all keys on every rank -------------------------------------------------------------------------------------------
 def _gathered(k, v, sizes, group):
     """Keys and values in one message where they have the same shape but for the last dim."""
-    if k.shape[:-1] != v.shape[:-1] or k.dtype != v.dtype:
-        return tuple(c.gather(t, t.ndim - 2, sizes, group) for t in (k, v))
-    return c.gather(torch.cat([k, v], -1), k.ndim - 2, sizes, group).split([k.shape[-1], v.shape[-1]], -1)
+    if k.shape[:-1] != v.shape[:-1]:
+        return tuple(_Gathered.apply(t, sizes, group) for t in (k, v))
+    return _Gathered.apply(torch.cat([k, v], -1), sizes, group).split([k.shape[-1], v.shape[-1]], -1)
+
+
+class _Gathered(torch.autograd.Function):
+    """The whole sequence. Backward: each rank sums the gradients of its rows, in fp32 if they are of half precision."""
+
+    @staticmethod
+    def forward(ctx, x, sizes, group):
+        ctx.call = sizes, group
+        return c.send_gather(x, x.ndim - 2, sizes, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        sizes, group = ctx.call
+        parts = c.all_to_all(grad[None], grad.ndim - 1, 0, sizes, (1,) * group.size, group)
+        return parts.sum(0, dtype=torch.promote_types(grad.dtype, torch.float32)).to(grad.dtype), None, None
 
 
 def _up_to(first, last, keys, device):
     return torch.arange(keys, device=device) <= torch.arange(first, last, device=device)[:, None]
-
-
-def result_dtype(t):
-    """What torch's attention of ``t`` returns, autocast or not."""
-    kind = t.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else t.dtype
 
 
 def _nothing(shape, *tensors):
