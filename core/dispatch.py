@@ -34,7 +34,7 @@ class Plan(NamedTuple):
         outputs: spec of the result, or a tuple of them; None for a plain result, TARGET for an operation in place.
         local: computation on the local tensors, called as the operation is; None: the operation itself.
         final: how the results are handed out, if not as ``outputs`` (say, cut again as the operand was); above autograd
-            by default with pending sums carried out.
+            by default with pending sums carried out. TARGET: the result is copied into the first tensor.
     """
 
     inputs: tuple
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     final: Any = None
 
 
-TARGET = object()  # as ``Plan.outputs``: the operation writes into its first argument and returns it
+TARGET = object()  # as ``outputs`` below autograd and ``final`` above: the operation writes into its first argument
 
 RULES: dict[Any, Callable] = {}
 HANDLERS: dict[Any, Callable] = {}
@@ -52,16 +52,17 @@ _MOST_PLANS = 20_000
 _ATEN = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 
 
-def op(*functions, pending=False, names=("input",)):
+def op(*functions, pending=False, elementwise=False, names=("input",)):
     """Registers a rule ``rule(func, *args, **kwargs) -> Plan`` for functions or aten overloads (or whole packets).
 
     Args:
         pending: the rule also accepts Partial specs; otherwise pending sums are finished first.
+        elementwise: the rule also accepts specs of which a dim is cut by two axes, if all operands are cut alike.
         names: torch's names of the first arguments, which may come as keywords.
     """
 
     def register(rule):
-        rule.pending, rule.names = pending, names
+        rule.pending, rule.elementwise, rule.names = pending, elementwise, names
         rule.order = tuple(inspect.signature(rule).parameters)
         for f in functions:
             RULES[f] = rule
@@ -340,17 +341,24 @@ def _run_above(rule, func, args, kwargs, tensors, key):
     for t in tensors:
         if not isinstance(t, ShardTensor):
             check_promotion(t)
-        elif t._spec._pending and not rule.pending:
-            return _call(func, args, kwargs, [_settled(t) for t in tensors])
+        elif t._spec._pending and not rule.pending or t._spec._nested:
+            return _call(func, args, kwargs, [_settled(t, rule.pending) for t in tensors])
     plan = _cached(key) or _plan(rule, func, args, kwargs, tensors, key)
     compute = plan.local or func
     with NoTorchFunction():
         values = [_placed(t, spec) for t, spec in zip(tensors, plan.inputs)]
-        return run(plan, lambda inner: _call(compute, args, kwargs, inner), values)
+        if plan.final is not TARGET:
+            return run(plan, lambda inner: _call(compute, args, kwargs, inner), values)
+        result = run(plan._replace(final=None), lambda inner: _call(compute, args, kwargs, inner), values)
+    return tensors[0].copy_(result)
 
 
-def _settled(t):
-    return t.redistribute_to(t._spec.finished()) if isinstance(t, ShardTensor) else t
+def _settled(t, pending):
+    """What a rule understands: no dim cut twice, and no pending sum where it does not say so."""
+    if not isinstance(t, ShardTensor):
+        return t
+    spec = t._spec.cut_once()
+    return t.redistribute_to(spec if pending else spec.finished())
 
 
 def _placed(tensor, spec):
@@ -380,9 +388,11 @@ def below(func, types, args, kwargs):
             rule = _rule_below(func)
             if rule is None:
                 return fallback(func, lambda whole: _call(func, args, kwargs, whole), tensors, written, mutates(func))
-            if not rule.pending and any(t._spec.is_partial() for t in _shards(tensors)):
-                return _call(func, args, kwargs, [_finish_below(t) for t in tensors])
-            plan = _plan(rule, func, args, kwargs, tensors, key)
+            plan = _element_by_element(rule, func, tensors)
+            for t in _shards(tensors) if plan is None else ():
+                if t._spec._pending and not rule.pending or t._spec._nested:
+                    return _call(func, args, kwargs, [_settled_below(t, rule.pending) for t in tensors])
+            plan = plan or _plan(rule, func, args, kwargs, tensors, key)
         locals_ = [_move_below(t, spec) for t, spec in zip(tensors, plan.inputs)]
         out = _call(plan.local or func, args, kwargs, locals_)
     return args[0] if plan.outputs is TARGET else _wrap_below(out, plan.outputs, plan.final)
@@ -393,11 +403,21 @@ def _rule_below(func):
     return rule or (RULES["pointwise"] if torch.Tag.pointwise in func.tags else None)
 
 
-def _finish_below(t):
-    if isinstance(t, ShardTensor) and t._spec.is_partial():
-        spec = t._spec.finished()
-        return ShardTensor(move(t._local_tensor, t._spec, spec), spec)
-    return t
+def _settled_below(t, pending=False):
+    if not isinstance(t, ShardTensor):
+        return t
+    spec = t._spec.cut_once()
+    spec = spec if pending else spec.finished()
+    return t if spec is t._spec else ShardTensor(move(t._local_tensor, t._spec, spec), spec)
+
+
+def _element_by_element(rule, func, tensors):
+    """The plan of an operation of single elements whose operands are all cut alike, a dim of theirs twice."""
+    specs = [_spec_of(t, _mesh_of(tensors)) for t in tensors]
+    cut = {s for s in specs if s.ndim}
+    if rule.elementwise and len(cut) == 1 and (spec := cut.pop())._nested:
+        return Plan(tuple(specs), TARGET if mutates(func) else spec)
+    return None
 
 
 def _move_below(t, spec):
@@ -450,7 +470,7 @@ def _make_writable(func, written):
         if t._spec.is_partial():
             if base is not None:
                 raise MissingShardPatch("writes into a view of a pending sum", op=str(func), operands=[t._spec])
-            done = _finish_below(t)
+            done = _settled_below(t)
             t._local_tensor, t._spec = done._local_tensor, done._spec
 
 

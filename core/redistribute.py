@@ -15,6 +15,8 @@ def move(local, src, dst):
         return local
     if src.mesh != dst.mesh or src.shape != dst.shape:
         raise ShardingError("cannot redistribute between meshes or shapes", operands=(src, dst))
+    if src._nested or dst._nested:
+        return _move_nested(local, src, dst)
     at, spec = range(src.mesh.ndim), src
     for axis in at:
         if isinstance(spec.placements[axis], Partial) and not isinstance(dst.placements[axis], Partial):
@@ -25,6 +27,20 @@ def move(local, src, dst):
     for axis in at:
         if not _same(spec, dst, axis):
             local, spec = _cut(local, spec, dst, axis)
+    return local
+
+
+def _move_nested(local, src, dst):
+    """Second cuts are undone first and made last."""
+    once = src.cut_once()
+    for axis, p in enumerate(src.placements):
+        if once.placements[axis] != p:
+            local = c.send_gather(local, p.dim, src.extents(axis), c.axis_group(src.mesh, axis))
+    local = move(local, once, dst.cut_once())
+    for axis, p in enumerate(dst.placements):
+        if dst.cut_once().placements[axis] != p:
+            extents, rank = dst.extents(axis), c.axis_group(dst.mesh, axis).rank
+            local = local.narrow(p.dim, sum(extents[:rank]), extents[rank])
     return local
 
 

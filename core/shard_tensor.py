@@ -8,6 +8,8 @@ autograd (``__torch_function__``) where an operation brings its own communicatio
 
 import enum
 import warnings
+import zlib
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -19,7 +21,9 @@ from core import collectives as c
 from core._torch import NoTorchFunction, dtensor_from_local, make_wrapper_subclass, wait
 from core.errors import ShardingError, UndeterminedShardingError
 from core.redistribute import move
-from core.spec import ShardTensorSpec, chunk_sizes, make_spec, replicated_spec
+from core.spec import ShardTensorSpec, make_spec, replicated_spec
+
+_MOST_DIMS = 16  # that from_local compares
 
 
 class TensorPromotionMode(enum.Enum):
@@ -137,7 +141,7 @@ class ShardTensor(torch.Tensor):
                 takes torch.chunk's from ``global_shape`` without communication, or a dict axis -> local shapes of all
                 ranks of that axis (or their extents along the sharded dim).
             global_shape: needed for ``"chunk"``; checked otherwise.
-            check: compare the shapes of all ranks; raises on every rank alike.
+            check: compare shapes, sizes and dtypes of all ranks (one small all-gather an axis); raises on all alike.
 
         Raises:
             UndeterminedShardingError: shapes that contradict the placements.
@@ -153,9 +157,7 @@ class ShardTensor(torch.Tensor):
     def to_dtensor(self):
         """The same tensor as a DTensor; re-cut to torch.chunk's extents where they differ. Differentiable."""
         spec = self._spec
-        for axis, dim in spec.cuts():
-            sizes = chunk_sizes(spec.shape[dim], spec.mesh.size(axis))
-            spec = spec.with_axis(axis, spec.placements[axis], sizes)
+        spec = make_spec(spec.mesh, spec.placements, spec.shape, stride=spec.stride)
         return _ToDTensor.apply(self.redistribute_to(spec))
 
     def to_local(self):
@@ -178,11 +180,13 @@ class ShardTensor(torch.Tensor):
         if device_mesh is not None and device_mesh != spec.mesh:
             raise ShardingError("cannot redistribute to another mesh", op="redistribute", operands=[spec])
         placements = [placements] if isinstance(placements, (Shard, Replicate, Partial)) else list(placements)
-        sizes = dict(sizes or {})
-        for axis, (new, old) in enumerate(zip(placements, spec.placements)):
-            if isinstance(new, Shard) and isinstance(old, Shard) and new.dim % spec.ndim == old.dim:
-                sizes.setdefault(axis, spec.sizes[axis])
-        return self.redistribute_to(make_spec(spec.mesh, placements, spec.shape, sizes))
+        given, wanted = dict(sizes or {}), make_spec(spec.mesh, placements, spec.shape)
+        kept = {}
+        for dim in {d for _, d in spec.cuts()}:
+            axes = [a for a, d in spec.cuts() if d == dim]
+            if axes == [a for a, d in wanted.cuts() if d == dim] and not given.keys() & set(axes):
+                kept.update({a: spec.sizes[a] for a in axes})
+        return self.redistribute_to(make_spec(spec.mesh, placements, spec.shape, {**kept, **given}))
 
     def redistribute_to(self, spec):
         """The same tensor under ``spec`` (of the same mesh and shape). Differentiable."""
@@ -357,44 +361,70 @@ def check_promotion(tensor):
 
 # -- construction -------------------------------------------------------------------------------------------------
 def _spec_of_local(local, mesh, placements, sharding_shapes, global_shape, check):
-    placements = [placements] if isinstance(placements, (Shard, Replicate, Partial)) else list(placements)
-    cuts = [(a, p.dim % local.ndim) for a, p in enumerate(placements) if isinstance(p, Shard)]
-    if sharding_shapes == "chunk":
-        if global_shape is None:
-            raise UndeterminedShardingError("sharding_shapes='chunk' needs global_shape", op="from_local")
-        spec = make_spec(mesh, placements, global_shape)
-    else:
-        if sharding_shapes == "infer":
-            sizes = {a: _ask_sizes(local.shape[d], mesh, a, local.device) for a, d in cuts}
-        else:
-            sizes = {a: [s if isinstance(s, int) else s[d] for s in sharding_shapes[a]] for a, d in cuts}
-        shape = list(local.shape)
-        for axis, dim in cuts:
-            shape[dim] = sum(sizes[axis])
-        spec = make_spec(mesh, placements, shape, sizes)
+    try:
+        spec = _claimed_spec(local, mesh, placements, sharding_shapes, global_shape)
+    except (UndeterminedShardingError, IndexError) as error:
+        if check:  # the other ranks may have found nothing wrong: they must hear of it
+            _all_agree(local, None, mesh)
+        raise UndeterminedShardingError(str(error), op="from_local") from error
     wrong = spec.local_shape() != local.shape or (global_shape is not None and tuple(global_shape) != tuple(spec.shape))
-    if check:
-        wrong = _any_rank(wrong, mesh, local.device)
-    if wrong:
+    if wrong if not check else not _all_agree(local, spec, mesh):
         raise UndeterminedShardingError(
-            f"local shape {tuple(local.shape)} where placements and sizes say {tuple(spec.local_shape())}",
+            f"local shape {tuple(local.shape)} where placements and sizes say {tuple(spec.local_shape())}"
+            + (", here or on another rank" if check else ""),
             op="from_local",
             operands=[spec],
         )
     return spec.restrided(local)
 
 
-def _ask_sizes(extent, mesh, axis, device):
-    group = c.axis_group(mesh, axis)
-    mine = torch.tensor([extent], dtype=torch.int64, device=device)
-    return c.send_gather(mine, 0, (1,) * group.size, group).tolist()
+def _claimed_spec(local, mesh, placements, sharding_shapes, global_shape):
+    """What this rank's arguments say of the whole."""
+    placements = [placements] if isinstance(placements, (Shard, Replicate, Partial)) else list(placements)
+    if sharding_shapes == "chunk":
+        if global_shape is None:
+            raise UndeterminedShardingError("sharding_shapes='chunk' needs global_shape")
+        return make_spec(mesh, placements, global_shape)
+    cuts = [(a, p.dim % local.ndim) for a, p in enumerate(placements) if isinstance(p, Shard)]
+    if sharding_shapes == "infer":
+        sizes = _asked_sizes(local, mesh, cuts)
+    else:
+        sizes = {a: [s if isinstance(s, int) else s[d] for s in sharding_shapes[a]] for a, d in cuts}
+    shape = list(local.shape)
+    for axis, dim in reversed(cuts):  # of two cuts of a dim the first says how long it is
+        if isinstance(sizes[axis][0], int):
+            shape[dim] = sum(sizes[axis])
+    return make_spec(mesh, placements, shape, sizes)
 
 
-def _any_rank(flag, mesh, device):
-    value = torch.tensor([int(flag)], device=device)
-    for axis in range(mesh.ndim):
-        value = c.send_all_reduce(value, c.axis_group(mesh, axis), "max")
-    return bool(value.item())
+def _asked_sizes(local, mesh, cuts):
+    """Extents of all ranks by one small all-gather an axis; where a dim is cut twice, first of the inner cut."""
+    sizes = {}
+    for axis, dim in reversed(cuts):
+        inner = next((a for a, d in cuts if d == dim and a > axis), None)
+        mine = sizes[inner] if inner is not None else [local.shape[dim]]
+        group = c.axis_group(mesh, axis)
+        rows = torch.tensor([mine], dtype=torch.int64, device=local.device)
+        rows = c.send_gather(rows, 0, (1,) * group.size, group).tolist()
+        if inner is not None:
+            sizes[inner] = [tuple(row) for row in rows]
+        sizes[axis] = [sum(row) for row in rows]
+    return sizes
+
+
+def _all_agree(local, spec, mesh):
+    """Whether all ranks say the same of the whole and hold what it says of them: one small all-gather an axis."""
+    facts = spec and (spec.placements, tuple(spec.shape), spec.sizes, local.dtype)
+    mine = [zlib.crc32(repr(facts).encode()), local.ndim, *local.shape, *[0] * _MOST_DIMS][: _MOST_DIMS + 2]
+    table = torch.tensor([mine], dtype=torch.int64, device=local.device)
+    for axis in reversed(range(mesh.ndim)):
+        group = c.axis_group(mesh, axis)
+        table = c.send_gather(table, 0, (len(table),) * group.size, group)
+    table = table.tolist()
+    for row, place in zip(table, product(*(range(n) for n in mesh.shape))):
+        if spec is None or row[0] != table[0][0] or tuple(row[2 : 2 + row[1]]) != tuple(spec.local_shape(place)):
+            return False
+    return True
 
 
 def scatter_tensor(

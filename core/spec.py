@@ -2,7 +2,9 @@
 
 A spec holds no tensor and never communicates. It is immutable and hashable, so it keys the cache of plans and the
 guards of ``torch.compile``. The words: *axis* is a mesh axis, *dim* a tensor dimension, ``sizes[axis]`` the extents
-along the dim that this axis cuts, one per rank of the axis (``None`` where the axis cuts nothing).
+along the dim that this axis cuts, one per rank of the axis (``None`` where the axis cuts nothing). Where a later axis
+cuts a dim again, its sizes hold such extents for each rank of the earlier axis; only :mod:`core.redistribute` and
+operations of single elements see that (:meth:`ShardTensorSpec.cut_once`).
 """
 
 from functools import lru_cache
@@ -25,13 +27,14 @@ class ShardTensorSpec:
         mesh: device mesh, one or two axes.
         placements: one of ``Shard(dim)``, ``Replicate()``, ``Partial()`` (a pending sum) per axis.
         shape: global shape.
-        sizes: per axis the extents along its sharded dim, one per rank; ``None`` for axes that do not cut.
+        sizes: per axis the extents along its sharded dim, one per rank; ``None`` for axes that do not cut; for the
+            second axis that cuts a dim one such tuple for each part of the first.
         stride: global stride; contiguous when left out.
     """
 
     __slots__ = (
         "mesh", "placements", "shape", "sizes", "stride",  # what it says
-        "_key", "_hash", "_pending", "_cut", "_restrided", "_cotangent",  # derived once
+        "_key", "_hash", "_pending", "_cut", "_nested", "_restrided", "_cotangent",  # derived once
     )  # fmt: skip
 
     def __init__(self, mesh, placements, shape, sizes, stride=None):
@@ -45,6 +48,7 @@ class ShardTensorSpec:
         set_(self, "_hash", None)
         set_(self, "_pending", any(isinstance(p, Partial) for p in self.placements))
         set_(self, "_cut", any(isinstance(p, Shard) for p in self.placements))
+        set_(self, "_nested", any(bool(s) and isinstance(s[0], tuple) for s in self.sizes))
         set_(self, "_restrided", {})
         set_(self, "_cotangent", None)
 
@@ -108,12 +112,29 @@ class ShardTensorSpec:
 
     def local_range(self, dim, coordinate=None):
         """Half-open global index range of ``dim`` on this rank (or at ``coordinate``)."""
-        axis = self.axis_of(dim)
-        if axis is None:
-            return 0, self.shape[dim]
-        at = (coordinate or self.coordinate())[axis]
-        start = sum(self.sizes[axis][:at])
-        return start, start + self.sizes[axis][at]
+        coordinate = coordinate or self.coordinate()
+        start, stop = 0, self.shape[dim]
+        for axis, d in self.cuts():
+            if d == dim % self.ndim:
+                extents = self.extents(axis, coordinate)
+                start += sum(extents[: coordinate[axis]])
+                stop = start + extents[coordinate[axis]]
+        return start, stop
+
+    def extents(self, axis, coordinate=None):
+        """``sizes[axis]``; of a dim's second cut the part that concerns this rank (or ``coordinate``)."""
+        sizes = self.sizes[axis]
+        if not self._nested or not isinstance(sizes[0], tuple):
+            return sizes
+        return sizes[(coordinate or self.coordinate())[self.axis_of(self.placements[axis].dim)]]
+
+    def cut_once(self):
+        """The same tensor without the second cut of a dim."""
+        if not self._nested:
+            return self
+        twice = [bool(s) and isinstance(s[0], tuple) for s in self.sizes]
+        placements = [REPLICATE if t else p for p, t in zip(self.placements, twice)]
+        return self._new(placements, [None if t else s for s, t in zip(self.sizes, twice)])
 
     def coordinate(self):
         return tuple(self.mesh.get_coordinate())
@@ -122,15 +143,16 @@ class ShardTensorSpec:
         coordinate = coordinate or self.coordinate()
         shape = list(self.shape)
         for axis, dim in self.cuts():
-            shape[dim] = self.sizes[axis][coordinate[axis]]
+            shape[dim] = self.extents(axis, coordinate)[coordinate[axis]]
         return torch.Size(shape)
 
     @property
     def _sharding_shapes(self):
         """Per sharded axis the local shapes of all its ranks, the others as on this rank."""
-        here, table = self.local_shape(), {}
+        here_at, table = self.coordinate(), {}
+        here = self.local_shape(here_at)
         for axis, dim in self.cuts():
-            table[axis] = tuple(torch.Size([*here[:dim], n, *here[dim + 1 :]]) for n in self.sizes[axis])
+            table[axis] = tuple(torch.Size([*here[:dim], n, *here[dim + 1 :]]) for n in self.extents(axis, here_at))
         return table
 
     # -- specs made from this one -------------------------------------------------------------------------------
@@ -280,7 +302,7 @@ def make_spec(mesh: DeviceMesh, placements, shape, sizes=None, stride=None):
     """A spec after checking that it makes sense; ``sizes`` maps an axis to extents, torch.chunk's where missing.
 
     Raises:
-        UndeterminedShardingError: wrong number of placements, a dim out of range or cut twice, or extents that do
+        UndeterminedShardingError: wrong number of placements, a dim out of range or cut thrice, or extents that do
             not add up to the global shape.
     """
     shape, sizes = torch.Size(shape), dict(sizes or {})
@@ -291,22 +313,34 @@ def make_spec(mesh: DeviceMesh, placements, shape, sizes=None, stride=None):
         raise UndeterminedShardingError(
             f"{len(placements)} placements for a mesh of {mesh.ndim} axes", remedy="Give one placement per mesh axis."
         )
-    table, seen = [], set()
+    table, outer = [], {}
     for axis, p in enumerate(placements):
         if not isinstance(p, Shard):
             table.append(None)
             continue
         if not -len(shape) <= p.dim < len(shape):
             raise UndeterminedShardingError(f"Shard({p.dim}) of a tensor of shape {tuple(shape)}")
-        dim = p.dim % len(shape)
-        if dim in seen:
-            raise UndeterminedShardingError(f"dim {dim} is cut by two axes", remedy="Cut two different dims.")
-        seen.add(dim)
+        dim, ranks = p.dim % len(shape), mesh.size(axis)
         placements[axis] = Shard(dim)
-        extents = tuple(int(n) for n in sizes.get(axis) or chunk_sizes(shape[dim], mesh.size(axis)))
-        if len(extents) != mesh.size(axis) or sum(extents) != shape[dim] or min(extents, default=0) < 0:
-            raise UndeterminedShardingError(
-                f"extents {extents} of axis {axis} ({mesh.size(axis)} ranks) do not make {shape[dim]} along dim {dim}"
-            )
-        table.append(extents)
+        if dim not in outer:
+            table.append(_checked_extents(sizes.get(axis), shape[dim], ranks, axis, dim))
+        elif isinstance(outer[dim][0], tuple):
+            raise UndeterminedShardingError(f"dim {dim} is cut by three axes", remedy="Cut two different dims.")
+        else:
+            parts = sizes.get(axis) or [None] * len(outer[dim])
+            if len(parts) != len(outer[dim]):
+                raise UndeterminedShardingError(
+                    f"the second cut of dim {dim} has extents for {len(parts)} of {len(outer[dim])} parts"
+                )
+            table.append(tuple(_checked_extents(s, n, ranks, axis, dim) for s, n in zip(parts, outer[dim])))
+        outer[dim] = table[-1]
     return ShardTensorSpec(mesh, placements, shape, table, stride)
+
+
+def _checked_extents(extents, n, ranks, axis, dim):
+    extents = tuple(int(e) for e in extents) if extents else chunk_sizes(n, ranks)
+    if len(extents) != ranks or sum(extents) != n or min(extents, default=0) < 0:
+        raise UndeterminedShardingError(
+            f"extents {extents} of axis {axis} ({ranks} ranks) do not make {n} along dim {dim}"
+        )
+    return extents

@@ -39,7 +39,7 @@ def _specs(meshes):
         lambda: make_spec(mesh, [Shard(0), Replicate()], (8, 4)),
         lambda: make_spec(mesh, [Shard(0)], (8, 4), {0: (5, 4)}),
         lambda: make_spec(mesh, [Shard(0)], (8, 4), {0: (9, -1)}),
-        lambda: make_spec(meshes["2x2"], [Shard(0), Shard(0)], (8, 4)),
+        lambda: make_spec(meshes["2x2"], [Shard(0), Shard(0)], (8, 4), {0: (5, 3), 1: ((2, 3), (2, 2))}),
     ):
         with pytest.raises(UndeterminedShardingError):
             bad()
@@ -107,6 +107,18 @@ def _from_local(meshes):
         ShardTensor.from_local(
             torch.zeros(2 + me, 2), mesh, [Shard(0)], sharding_shapes={0: [2, 2]}, global_shape=(4, 2), check=True
         )
+    for bad, claims in (  # each is wrong on one rank only, or is one claim here and another there
+        (torch.zeros(2, 4 + me), {}),
+        (torch.zeros(2, 4).to(torch.int64 if me else torch.float32), {}),
+        (torch.zeros(2, 4), {"sharding_shapes": {0: [2 + me, 2]}}),
+        (torch.zeros(2, 4), {"sharding_shapes": {0: [2, 2 + me]}, "global_shape": (4, 4)}),
+        (torch.zeros(2, 4), {"sharding_shapes": "chunk", "global_shape": (4 + me, 4)}),
+    ):
+        with pytest.raises(UndeterminedShardingError):
+            ShardTensor.from_local(bad, mesh, [Shard(0)], check=True, **claims)
+    with trace() as wire:
+        ShardTensor.from_local(torch.zeros(2, 4), mesh, [Shard(0)], {0: [2, 2]}, check=True)
+    assert wire.kinds() == ["all_gather"] and wire.bytes() < 200
     with pytest.raises(UndeterminedShardingError):
         ShardTensor.from_local(local, mesh, [Shard(1)], sharding_shapes="chunk")
 
@@ -228,6 +240,49 @@ def _errors_are_not_swallowed(meshes):
         )
 
 
+def _cut_twice(meshes):
+    """Both axes cut dim 0: of 9 rows 5 and 4, of these 5 and 0, 1 and 3."""
+    mesh = meshes["2x2"]
+    whole = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    layouts = [
+        ([Shard(0), Shard(0)], {0: (5, 4), 1: ((5, 0), (1, 3))}),
+        ([Shard(0), Shard(0)], {0: (2, 7)}),
+        ([Shard(0), Shard(1)], {}),
+        ([Replicate(), Shard(0)], {}),
+        ([Partial(), Shard(0)], {}),
+        ([Replicate(), Replicate()], {}),
+    ]
+    for (first, sizes), (second, others) in itertools.product(layouts, layouts):
+        if Partial() in first:
+            continue
+        x = scatter_tensor(whole, None, mesh, first, sizes=sizes, requires_grad=True)
+        y = x.redistribute(placements=second, sizes=others)
+        assert y._local_tensor.shape == y._spec.local_shape()
+        same(y.full_tensor().detach(), whole)
+        (3 * y * y).sum().backward()
+        assert x.grad._spec.sizes == x._spec.sizes
+        same(x.grad.full_tensor(), 6 * whole)
+    x = scatter_tensor(whole, 0, mesh, *layouts[0][:1], sizes=layouts[0][1], requires_grad=True)
+    assert x._spec._sharding_shapes[1] == tuple(torch.Size([n, 4]) for n in x._spec.extents(1))
+    with trace() as wire:
+        y = (x.sin() + x * 2).clone()
+        y += torch.ones_like(y)
+    assert wire.count() == 0 and y._spec.sizes == x._spec.sizes
+    same(y.full_tensor().detach(), whole.sin() + whole * 2 + 1)
+    same(ShardTensor.from_local(x.to_local().detach(), mesh, [Shard(0), Shard(0)]).full_tensor(), whole)
+    same(copy.deepcopy(x).full_tensor().detach(), whole)
+    weight = torch.ones(4, 3, dtype=torch.float64, requires_grad=True)
+    (x @ weight + x[1:2, :3]).softmax(0).square().sum().backward()
+    leaf = whole.clone().requires_grad_()
+    plain = torch.ones(4, 3, dtype=torch.float64, requires_grad=True)
+    (leaf @ plain + leaf[1:2, :3]).softmax(0).square().sum().backward()
+    torch.testing.assert_close(x.grad.full_tensor(), leaf.grad, atol=1e-12, rtol=0)
+    torch.testing.assert_close(weight.grad, plain.grad, atol=1e-12, rtol=0)
+    dtensor = distribute_tensor(whole, mesh, [Shard(0), Shard(0)])
+    same(ShardTensor.from_dtensor(dtensor).full_tensor(), whole)
+    same(x.detach().to_dtensor().full_tensor(), whole)
+
+
 def _user_handlers(meshes):
     mesh = meshes["2"]
     x = scatter_tensor(torch.arange(6.0).view(3, 2), None, mesh, [Shard(0)])
@@ -242,8 +297,8 @@ def _user_handlers(meshes):
 
 
 CASES = [
-    _specs, _scatter, _scatter_shape_mismatch, _from_local, _gradient_through_local, _redistribute, _dtensor,
-    _behaves_as_tensor, _errors_are_not_swallowed, _user_handlers,
+    _specs, _scatter, _scatter_shape_mismatch, _from_local, _gradient_through_local, _redistribute, _cut_twice,
+    _dtensor, _behaves_as_tensor, _errors_are_not_swallowed, _user_handlers,
 ]  # fmt: skip
 
 

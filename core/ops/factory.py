@@ -9,14 +9,14 @@ from core.spec import replicated_spec
 aten = torch.ops.aten
 
 
-@op(aten.detach, aten.alias, aten.clone, aten._to_copy, aten.lift_fresh, aten.positive, pending=True)
+@op(aten.detach, aten.alias, aten.clone, aten._to_copy, aten.lift_fresh, aten.positive, pending=True, elementwise=True)
 def copy(func, x, *args, dtype=None, **kwargs):
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         x = x.finished()  # whole numbers are no linear function
     return Plan((x,), x)
 
 
-@op(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, pending=True)
+@op(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, pending=True, elementwise=True)
 def like(func, x, *args, **kwargs):
     return Plan((x,), x.finished())
 
