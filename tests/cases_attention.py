@@ -1,61 +1,16 @@
-"""Rows of attention, over everything and over neighbourhoods."""
+"""Rows of attention over everything: masks, positions, heads that share keys, dropped weights, and who holds what."""
+
+import math
 
 import torch
 import torch.nn.functional as F
 from cases import case
+from torch.distributed.tensor import Replicate, Shard
 
-from core import neighborhood_attention
+from core import ShardTensor, rng
+from core.ops import ring
 from core.ops.attention import set_strategy
 
-
-def brute_force(q, k, v, window):
-    """Neighbourhood attention by an explicit N x N mask."""
-    grid, near = q.shape[1:-2], None
-    for dim, (n, w) in enumerate(zip(grid, window)):
-        i = torch.arange(n, device=q.device)
-        ahead = i[None] - (i - w // 2).clamp(0, n - w)[:, None]
-        inside = ((ahead >= 0) & (ahead < w)).view([n if d % len(grid) == dim else 1 for d in range(2 * len(grid))])
-        near = inside if near is None else near & inside
-    points = near.shape[: len(grid)].numel()
-    q, k, v = (t.flatten(1, -3).transpose(1, 2) for t in (q, k, v))
-    scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~near.reshape(points, points), float("-inf"))
-    return (scores.softmax(-1) @ v).transpose(1, 2).unflatten(1, grid)
-
-
-def neighbourhood(name, window, shape, cuts, cuts2=(), wire=None):
-    def fn(q, k, v):
-        out = neighborhood_attention(q, k, v, window)
-        if type(out) is not torch.Tensor:
-            return out
-        expected = brute_force(q, k, v, window)
-        torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-10)
-        return expected  # its gradients too
-
-    case(
-        f"neighborhood_{name}",
-        fn,
-        (shape,) * 3,
-        [c if type(c) is tuple else (c,) * 3 for c in cuts],
-        cuts2=[(c,) * 3 for c in cuts2],
-        wire=wire,
-    )
-
-
-GRID, ROW = (2, 9, 11, 2, 4), (2, 21, 2, 4)
-neighbourhood("3x3", (3, 3), GRID, (1, 2), ((1, 2), (2, 1), (0, 1)), wire=("all_to_all",))
-neighbourhood("7x5", (7, 5), GRID, (1, 2), ((1, 2),))
-neighbourhood("whole_grid", (9, 11), GRID, (1, 2), ((1, 2),))
-neighbourhood("batch_heads", (5, 3), GRID, (0, 3), ((0, 3),), wire=())
-neighbourhood("channels", (5, 3), GRID, (4,))
-neighbourhood("operands_differ", (3, 5), GRID, ((1, 2, None), (None, 1, 1), (1, None, None)))
-neighbourhood("1x1", (1, 1), GRID, (1,), wire=())
-neighbourhood("many_tiles", (5, 3), (1, 20, 19, 1, 2), (1, 2), ((1, 2),))
-neighbourhood("1d", (7,), ROW, (0, 1, 2), ((0, 1), (1, 2)))
-neighbourhood("1d_many_tiles", (5,), (1, 150, 1, 2), (1,))
-neighbourhood("3d", (3, 1, 5), (1, 5, 4, 6, 1, 2), (1, 3), ((1, 3),))
-
-
-# -- over everything --------------------------------------------------------------------------------------------------
 Q, K = (2, 4, 7, 6), (2, 4, 9, 6)
 SEQUENCE, HEADS, BATCH = (2, 2, 2), (1, 1, 1), (0, 0, 0)
 
@@ -78,10 +33,14 @@ def with_strategy(name, fn):
     return run
 
 
-def attention(name, shapes, cuts, cuts2=(), wires=(None, None), make=None, differentiable=None, **kwargs):
+def attention(
+    name, shapes, cuts, cuts2=(), wires=(None, None), make=None, differentiable=None, around=lambda f: f, **kwargs
+):
     """A row for each strategy."""
     for strategy, wire in zip(("gather", "ring"), wires):
-        fn = with_strategy(strategy, lambda q, k, v, m=None: F.scaled_dot_product_attention(q, k, v, m, **kwargs))
+        fn = with_strategy(
+            strategy, around(lambda q, k, v, m=None: F.scaled_dot_product_attention(q, k, v, m, **kwargs))
+        )
         case(
             f"attention_{name}_{strategy}",
             fn,
@@ -145,4 +104,134 @@ case(
     ),
     ((2, 7, 12),),
     ((1,),),
+)
+
+
+# -- masks that broadcast, and rows that see nothing -------------------------------------------------------------------
+def minus_infinity(g, shape):
+    """An additive mask; two of its rows and one key see nothing."""
+    mask = torch.randn(shape, dtype=torch.float64, generator=g)
+    mask[..., 1, :] = mask[..., -1, :] = mask[..., 3] = -math.inf
+    return mask
+
+
+def seen_keys(g, shape):
+    """Which keys are no padding; a sample without any."""
+    kept = torch.rand(shape, generator=g) > 0.4
+    kept[-1] = False
+    return kept
+
+
+attention(
+    "additive_holes", (Q, K, K, (7, 9)), ((2, 2, 2, 0), (2, 2, 2, 1), (None, 2, 2, None)), make={3: minus_infinity}
+)
+attention("key_padding", (Q, K, K, (2, 1, 1, 9)), ((2, 2, 2, None), (2, 2, 2, 3), (None, 2, 2, 3)), make={3: seen_keys})
+attention("bias_of_rows", (Q, K, K, (4, 7, 1)), ((2, 2, 2, 1), (None, 2, 2, None), (1, 1, 1, 0)))
+
+
+def every_mask(q, k, v, *masks):
+    return tuple(F.scaled_dot_product_attention(q, k, v, attn_mask=m, scale=0.7) for m in masks)
+
+
+for _name in ("gather", "ring"):
+    case(
+        f"attention_masks_held_elsewhere_{_name}",
+        with_strategy(_name, every_mask),
+        (Q, K, K, (7, 9), (1, 4, 1, 9), (2, 1, 7, 9)),
+        ((2, 2, 2, "R", "P", 2), (2, 2, 2, 0, 3, 3), (None, 2, 2, "R", 3, 0), (0, 0, 0, 0, 1, 0)),
+        cuts2=(((2, 0), (2, 0), (2, 0), (0, 1), (3, 1), (2, 0)),),
+    )
+
+
+# -- who holds what ----------------------------------------------------------------------------------------------------
+def apart(q, k, v):
+    """Queries cut along one axis and keys along another: a second mesh axis merges, the first one does nothing."""
+    if isinstance(q, ShardTensor) and q.device_mesh.ndim == 2:
+        q = q.redistribute(placements=[Shard(2), Replicate()])
+        k, v = (t.redistribute(placements=[Replicate(), Shard(2)]) for t in (k, v))
+    return F.scaled_dot_product_attention(q, k, v), F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+case("attention_apart", apart, (Q, K, K), (), cuts2=(((2, 1), (1, 2), (1, 2)),))
+case(
+    "attention_merges",
+    F.scaled_dot_product_attention,
+    (Q, K, K),
+    ((None, 2, 2), ("R", 2, 2)),
+    wire=("all_reduce", "all_reduce"),
+)
+attention("flat", ((7, 6), (9, 6), (9, 3)), ((0, 0, 0), (0, None, None), (None, 0, 0), (1, 1, 1)), is_causal=True)
+attention("pending", (Q, K, K), (("P", 2, 2), (2, "P", "P"), ("R", "R", "R")))
+SHARED = (2, 2, 9, 6)
+attention(
+    "grouped_elsewhere",
+    ((2, 4, 7, 6), SHARED, (2, 1, 9, 3)),
+    ((2, 2, 2), (1, 2, 2), (None, 1, None), ("R", 1, 1), (None, 2, None), (1, 1, None)),
+    cuts2=(((1, 2),) * 3, ((1, 0),) * 3),
+    is_causal=True,
+    enable_gqa=True,
+)
+attention(
+    "grouped_mask",
+    ((2, 6, 7, 6), (2, 3, 9, 6), (2, 3, 9, 6), (6, 7, 9)),
+    ((1, 1, 1, 0), (1, None, None, None), (2, 2, 2, None)),
+    make={3: holes},
+    enable_gqa=True,
+)
+attention("grouped_flat", ((4, 7, 6), (2, 9, 6), (2, 9, 6)), ((0, 0, 0), (1, 1, 1), (None, 1, 1)), enable_gqa=True)
+
+
+def few_at_a_time(fn):
+    """The same with so few scores at a time that every query is a block."""
+
+    def run(*operands):
+        most, ring._most_scores = ring._most_scores, 20
+        try:
+            return fn(*operands)
+        finally:
+            ring._most_scores = most
+
+    return run
+
+
+attention("causal_tiles", (Q, K, K), (SEQUENCE, (None, 2, 2)), (((1, 2),) * 3,), is_causal=True, around=few_at_a_time)
+attention("bias_tiles", (Q, K, K, (4, 7, 9)), ((2, 2, 2, 1), (None, 2, 2, None)), around=few_at_a_time)
+
+
+# -- dropped weights ---------------------------------------------------------------------------------------------------
+def dropping(p, **kwargs):
+    """Attention on shards, and in plain torch with the whole field under the next key."""
+
+    def fn(q, k, v, mask=None):
+        if any(isinstance(t, ShardTensor) for t in (q, k, v)):
+            return F.scaled_dot_product_attention(q, k, v, mask, p, **kwargs)
+        if kwargs.get("enable_gqa"):
+            k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if kwargs.get("is_causal"):
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        kept = rng.uniform(scores.shape, rng.draw_key(), q.device, torch.float32) >= p
+        return scores.softmax(-1).nan_to_num(0) * kept / (1 - p) @ v
+
+    return fn
+
+
+EVERYWHERE = (SEQUENCE, HEADS, BATCH, (2, None, None), (None, 2, 2), (1, 2, 2), (3, 3, 3))
+for _name, _fn in (("", lambda f: f), ("_tiles", few_at_a_time)):
+    case(
+        f"attention_dropout{_name}",
+        _fn(dropping(0.3, is_causal=True)),
+        (Q, K, K),
+        EVERYWHERE,
+        cuts2=(((1, 2),) * 3, ((2, 0),) * 3),
+    )
+case("attention_dropout_mask", dropping(0.3), (Q, K, K, (7, 9)), ((2, 2, 2, 0), (0, 0, 0, None)), make={3: holes})
+case("attention_dropout_grouped", dropping(0.5, enable_gqa=True), (Q, SHARED, SHARED), ((1, 1, 1), (2, 2, 2)))
+case(
+    "attention_dropout_all",
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=1.0) + q * 0,
+    (Q, K, K),
+    (SEQUENCE, (None, 2, 2)),
 )
