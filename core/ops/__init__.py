@@ -1,16 +1,27 @@
 """The rules, one file a family; importing them fills the registry of ``core.dispatch``."""
 
 from core.ops import (  # noqa: F401
+    activation,
+    along,
     attention,
+    complex,
     conv,
+    extremes,
     factory,
+    fft,
     loss,
     matmul,
+    multihead,
     neighborhood,
     norm,
+    order,
     pad,
     pointwise,
+    pool,
     random,
     reduction,
+    shift,
+    softmax,
+    statistics,
     view,
 )
