@@ -125,3 +125,40 @@ refuse("window larger than the rows", lambda x: F.avg_pool2d(x[..., 0], 9))
 refuse("stride of nought", lambda x: F.max_pool2d(x[..., 0], 3, 0))
 refuse("dims of a pool", lambda x: F.avg_pool1d(x, 3))
 refuse("indices of a pool", lambda x: F.max_unpool2d(x[..., 0], torch.zeros(2, 7, 8, 1, dtype=torch.int64), 2))
+
+AVERAGE, LARGEST = F.adaptive_avg_pool2d, F.adaptive_max_pool2d
+windows("adaptive_avg_pool2d", AVERAGE, (call(5), call((4, 6)), call((None, 3)), call((12, 1)), call((9, 8)), call(2)))
+windows("adaptive_avg_pool2d_one", AVERAGE, (call(1),), cuts2=BOTH[:1], wire=("all_reduce",))
+windows("adaptive_avg_pool2d_others", AVERAGE, (call(5), call(1)), cuts=((0,), (1,)), cuts2=(((0, 1),),), wire=())
+windows("adaptive_avg_pool2d_tiled", AVERAGE, (call(4), call((4, 8))), shape=(2, 3, 8, 8), wire=())
+windows("adaptive_avg_pool1d", F.adaptive_avg_pool1d, (call(5), call(1), call(17)), S, SPATIAL[1], (((1, 2),),))
+windows("adaptive_avg_pool3d", F.adaptive_avg_pool3d, (call(3), call((1, 4, None))), V, SPATIAL[3], (((2, 3),),))
+SIZES = (call(5), call((4, 6)), call((2, 3), return_indices=True), call((12, 1), return_indices=True), call((9, None)))
+windows("adaptive_max_pool2d", LARGEST, SIZES)
+windows("adaptive_max_pool2d_ties", LARGEST, (*SIZES, call(2, return_indices=True)), make={0: ties})
+windows(
+    "adaptive_max_pool2d_lost",
+    lambda x: (LARGEST(x, 2, return_indices=True)[1], LARGEST(x, (5, 1), return_indices=True)[1]),
+    (call(),),
+    make={0: lost},
+    differentiable=(),
+)
+windows("adaptive_max_pool2d_others", LARGEST, SIZES, cuts=((0,), (1,)), cuts2=(((0, 1),),), wire=())
+windows(
+    "adaptive_max_pool1d",
+    F.adaptive_max_pool1d,
+    (call(5), call(1, return_indices=True), call(17)),
+    S,
+    SPATIAL[1],
+    (((1, 2),),),
+)
+windows(
+    "adaptive_max_pool3d",
+    F.adaptive_max_pool3d,
+    (call(3), call((1, 4, 2), return_indices=True)),
+    V,
+    SPATIAL[3],
+    (((2, 3),),),
+    make={0: ties},
+)
+refuse("output rows of none", lambda x: F.adaptive_max_pool2d(x[..., 0], 0))

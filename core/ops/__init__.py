@@ -2,6 +2,7 @@
 
 from core.ops import (  # noqa: F401
     activation,
+    adaptive,
     along,
     attention,
     complex,
@@ -9,7 +10,9 @@ from core.ops import (  # noqa: F401
     extremes,
     factory,
     fft,
+    indexing,
     loss,
+    masks,
     matmul,
     multihead,
     neighborhood,
@@ -23,5 +26,6 @@ from core.ops import (  # noqa: F401
     shift,
     softmax,
     statistics,
+    subscript,
     view,
 )

@@ -110,13 +110,13 @@ def flat_positions(found, extents, whole, rows):
     return flat
 
 
-def _functions(pattern):
+def named(pattern):
     """Torch's functions by this name for 1, 2 and 3 dims, in both of its places."""
     named = [pattern.format(n) for n in (1, 2, 3)]
     return dict.fromkeys(getattr(space, name) for space, name in product((F, torch), named) if hasattr(space, name))
 
 
-@op(*_functions("max_pool{}d"), *_functions("max_pool{}d_with_indices"))
+@op(*named("max_pool{}d"), *named("max_pool{}d_with_indices"))
 def max_pool(func, x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
     p = Pooling(func, x, kernel_size, stride, padding, dilation, ceil_mode, copies=True)
     n, indices = dims_of(func), func.__name__.endswith("with_indices")
@@ -189,7 +189,7 @@ def max_unpool(func, x, indices, kernel_size, stride=None, padding=0, output_siz
     return Plan((x, x), out, local, final)
 
 
-@op(*_functions("fractional_max_pool{}d"), *_functions("fractional_max_pool{}d_with_indices"))
+@op(*named("fractional_max_pool{}d"), *named("fractional_max_pool{}d_with_indices"))
 def fractional_max_pool(func, x, *args, **kwargs):
     raise MissingShardPatch(
         "draws its windows anew on every rank",
