@@ -40,31 +40,51 @@ def axis_group(mesh, axis) -> Group:
 
 
 # -- the wire: no autograd, contiguous buffers only (gloo reads strided memory wrongly) ---------------------------
+def _sent(message, device, handle):
+    """Waits for what is under way; a message that is being traced notes when."""
+    if message is None:
+        return wire.wait_tensor(handle)
+    message.mark(device)
+    out = wire.wait_tensor(handle)
+    message.mark(device)
+    return out
+
+
+def _recorded(kind, nbytes, device):
+    message = record(kind, nbytes)
+    if message is not None:
+        message.mark(device)
+    return message
+
+
 def send_all_reduce(x, group, op="sum"):
     if group.size == 1 or x.numel() == 0:
         return x
-    record("all_reduce", x.numel() * x.element_size() * 2 * (group.size - 1) // group.size)
-    return wire.wait_tensor(wire.all_reduce(x.contiguous(), op, group.name))
+    nbytes = x.numel() * x.element_size() * 2 * (group.size - 1) // group.size
+    message = _recorded("all_reduce", nbytes, x.device)
+    return _sent(message, x.device, wire.all_reduce(x.contiguous(), op, group.name))
 
 
 def _send_all_gather(x, group):
     """Equal blocks of every rank, stacked along dim 0."""
-    record("all_gather", x.numel() * x.element_size() * (group.size - 1))
-    return wire.wait_tensor(wire.all_gather_into_tensor(x.contiguous(), group.size, group.name))
+    message = _recorded("all_gather", x.numel() * x.element_size() * (group.size - 1), x.device)
+    return _sent(message, x.device, wire.all_gather_into_tensor(x.contiguous(), group.size, group.name))
 
 
 def _send_reduce_scatter(x, group):
-    record("reduce_scatter", x.numel() * x.element_size() * (group.size - 1) // group.size)
-    return wire.wait_tensor(wire.reduce_scatter_tensor(x.contiguous(), "sum", group.size, group.name))
+    nbytes = x.numel() * x.element_size() * (group.size - 1) // group.size
+    message = _recorded("reduce_scatter", nbytes, x.device)
+    return _sent(message, x.device, wire.reduce_scatter_tensor(x.contiguous(), "sum", group.size, group.name))
 
 
 def _send_all_to_all(flat, out_splits, in_splits, group):
     """Flat buffers cut by element counts per peer; a zero sends nothing."""
-    own = in_splits[group.rank]
-    record("all_to_all", (sum(in_splits) - own) * flat.element_size())
+    nbytes = (sum(in_splits) - in_splits[group.rank]) * flat.element_size()
+    message = _recorded("all_to_all", nbytes, flat.device)
     as_bytes = flat.dtype == torch.bool
     flat = flat.view(torch.uint8) if as_bytes else flat
-    out = wire.wait_tensor(wire.all_to_all_single(flat.contiguous(), out_splits, in_splits, group.name))
+    got = wire.all_to_all_single(flat.contiguous(), out_splits, in_splits, group.name)
+    out = _sent(message, flat.device, got)
     return out.view(torch.bool) if as_bytes else out
 
 

@@ -365,10 +365,10 @@ def _spec_of_local(local, mesh, placements, sharding_shapes, global_shape, check
         spec = _claimed_spec(local, mesh, placements, sharding_shapes, global_shape)
     except (UndeterminedShardingError, IndexError) as error:
         if check:  # the other ranks may have found nothing wrong: they must hear of it
-            _all_agree(local, None, mesh)
+            all_agree(local, None, mesh)
         raise UndeterminedShardingError(str(error), op="from_local") from error
     wrong = spec.local_shape() != local.shape or (global_shape is not None and tuple(global_shape) != tuple(spec.shape))
-    if wrong if not check else not _all_agree(local, spec, mesh):
+    if wrong if not check else not all_agree(local, spec, mesh):
         raise UndeterminedShardingError(
             f"local shape {tuple(local.shape)} where placements and sizes say {tuple(spec.local_shape())}"
             + (", here or on another rank" if check else ""),
@@ -412,7 +412,7 @@ def _asked_sizes(local, mesh, cuts):
     return sizes
 
 
-def _all_agree(local, spec, mesh):
+def all_agree(local, spec, mesh):
     """Whether all ranks say the same of the whole and hold what it says of them: one small all-gather an axis."""
     facts = spec and (spec.placements, tuple(spec.shape), spec.sizes, local.dtype)
     mine = [zlib.crc32(repr(facts).encode()), local.ndim, *local.shape, *[0] * _MOST_DIMS][: _MOST_DIMS + 2]

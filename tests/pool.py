@@ -20,7 +20,6 @@ class CaseFailed(AssertionError):
 
 
 def _serve(rank, world, device, store, pipe):
-    os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
 
@@ -79,7 +78,10 @@ class Pool:
 
     def _start(self):
         self._folder = tempfile.TemporaryDirectory()
-        context = mp.get_context("spawn")
+        os.environ["OMP_NUM_THREADS"] = "1"
+        context = mp.get_context("forkserver" if self._device == "cpu" else "spawn")
+        if self._device == "cpu":  # the libraries are loaded once, and every worker is a copy of that process
+            context.set_forkserver_preload(["core", "torch._dynamo"])
         for rank in range(self._world):
             here, there = context.Pipe()
             process = context.Process(

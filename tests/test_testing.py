@@ -1,9 +1,13 @@
 """The public comparison passes what is right and catches what is wrong."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from core import ShardingError, scatter_tensor
 from core.testing import check_sharded, numerical_shard_tensor_check
@@ -18,8 +22,35 @@ def _passes(meshes):
     torch.manual_seed(0)
     model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 4), nn.GELU(), nn.Linear(4, 3)).double()
     report = check_sharded(model, [_input(meshes["2"])])
-    assert {"output 0", "gradient of input 0", "gradient of 1.weight"} <= set(report)
+    assert {"output 0", "gradient of input 0", "gradient of 1.weight"} <= set(report.differences)
+    assert report.forward.count() == 0 and report.backward.count("all_reduce") > 0
+    assert "gradient of 3.bias" in str(report) and "all_reduce" in str(report)
     assert numerical_shard_tensor_check(meshes["2"], model, [_input(meshes["2"])], {}, check_grads=True)
+
+
+def _by_placements(meshes):
+    """Whole inputs and how to cut them; a replicated and a plain one, a dict of outputs, sizes of the user's choice."""
+    for name in ("1", "2", "2x2"):
+        mesh = meshes[name]
+        cuts = [[Shard(1), Shard(2)][: mesh.ndim], [Replicate()] * mesh.ndim, None, None]
+        x, w, b = torch.randn(2, 7, 6).double(), torch.randn(6).double(), torch.randn(7, 1).double()
+        sizes = [{0: (5, 2)} if mesh.size(0) == 2 else None, None, None, None]
+
+        def scaled(x, w, b, power):
+            return {"y": x * w + b, "z": [(x**power).sum(), "text"]}
+
+        report = check_sharded(scaled, [x, w, b, 2], cuts, mesh, sizes=sizes)
+        assert len(report.differences) == 5 and max(report.differences.values()) < 1e-12
+
+
+def _tf32_comes_back(meshes):
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        seen = []
+        check_sharded(lambda x: seen.append(torch.backends.cuda.matmul.allow_tf32) or x * 1, [_input(meshes["2"])])
+        assert seen == [False, False] and torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 class PerRank(nn.Module):
@@ -37,15 +68,69 @@ class HalfGradient(nn.Module):
         return 0.5 * x + 0.5 * x.detach() if hasattr(x, "_local_tensor") else x * 1.0
 
 
+class WrongSizes(nn.Module):
+    """Right values on the first rank, but the record of who holds what is not true."""
+
+    def forward(self, x):
+        if hasattr(x, "_local_tensor"):
+            x._spec = x._spec.with_axis(0, Shard(1), (5, 2) if x._spec.sizes == ((4, 3),) else (4, 3))
+        return x.detach()
+
+
 def _catches(meshes):
-    for wrong in (PerRank(), HalfGradient()):
+    for wrong in (PerRank(), HalfGradient(), WrongSizes()):
         with pytest.raises(ShardingError, match="differs from the whole"):
             check_sharded(wrong, [_input(meshes["2"])])
 
 
-def test_right_module_passes(pool):
-    pool.run(_passes)
+@pytest.mark.parametrize("check", [_passes, _by_placements, _tf32_comes_back], ids=lambda c: c.__name__.strip("_"))
+def test_right_module_passes(pool, check):
+    pool.run(check)
 
 
 def test_wrong_values_and_gradients_are_caught(pool):
     pool.run(_catches)
+
+
+SUITE = """
+import torch
+from torch import nn
+from torch.distributed.tensor import Shard
+from core import DistributedManager
+from core.testing import check_sharded, run_on_ranks
+
+def check(wrong):
+    mesh = DistributedManager().initialize_mesh((-1,), ("domain",))
+    assert mesh.size() == 2
+    torch.manual_seed(0)
+    model = nn.Conv1d(2, 3, 3, padding=1).double()
+    report = check_sharded(lambda x: model(x) * (1 + wrong * mesh.get_local_rank("domain")),
+                           [torch.randn(1, 2, 9).double()], [[Shard(2)]], mesh)
+    assert report.forward.kinds() == ["all_to_all"]
+
+def test_right():
+    run_on_ranks(2, check, 0.0)
+
+def test_wrong():
+    import pytest
+    with pytest.raises(Exception, match="differs from the whole"):
+        run_on_ranks(2, check, 1.0)
+"""
+
+
+@pytest.mark.parametrize("launcher", [[], ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]])
+def test_in_a_suite_of_ones_own(tmp_path, launcher):
+    """With plain pytest, which starts the ranks itself, and under torchrun, whose ranks are there; nothing is left
+    unwaited for when they end."""
+    (tmp_path / "test_own.py").write_text(SUITE)
+    command = [sys.executable, "-m", *launcher, "pytest", "-q", "test_own.py"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "unwaited" not in (done.stdout + done.stderr).lower(), done.stderr
