@@ -1,0 +1,116 @@
+"""Fourier transforms: dim after dim, so that a cut dim is made whole only for its own turn.
+
+Dims that are whole come first and send nothing; for each cut one its cut is turned aside, by one all-to-all, to the
+longest dim that is free by then. A plane cut along both of its dims never lies whole on a rank.
+"""
+
+import torch
+from torch.distributed.tensor.placement_types import Shard
+
+from core import collectives as c
+from core.dispatch import Plan, op
+from core.errors import ShardingError
+from core.ops.reduction import reduced_dims
+
+fft = torch.fft
+
+# Transform of the last dim, and of the others: a transform of many dims is one of each. Those of real numbers end with
+# the last dim if their result is real, and begin with it if their operand is.
+_FAMILIES = {
+    "fft": (fft.fft, fft.fftn),
+    "ifft": (fft.ifft, fft.ifftn),
+    "rfft": (fft.rfft, fft.fftn),
+    "irfft": (fft.irfft, fft.ifftn),
+    "hfft": (fft.hfft, fft.fftn),
+    "ihfft": (fft.ihfft, fft.ifftn),
+}
+_FAMILY = {getattr(fft, name + end): name for name in _FAMILIES for end in ("", "2", "n")}
+_HALVES, _DOUBLES = ("rfft", "ihfft"), ("irfft", "hfft")
+
+
+@op(*(getattr(fft, name) for name in _FAMILIES))
+def transform(func, x, n=None, dim=-1, norm=None):
+    return _transformed(func, x, [n], [dim], norm)
+
+
+@op(*(getattr(fft, name + "2") for name in _FAMILIES))
+def transform_plane(func, x, s=None, dim=(-2, -1), norm=None):
+    return transform_many(func, x, s, dim, norm)
+
+
+@op(*(getattr(fft, name + "n") for name in _FAMILIES))
+def transform_many(func, x, s=None, dim=None, norm=None):
+    s, dim = ([v] if isinstance(v, int) else v for v in (s, dim))
+    dim = range(-len(s) if s is not None else -x.ndim, 0) if dim is None else dim
+    return _transformed(func, x, s if s is not None else [None] * len(dim), dim, norm)
+
+
+def _transformed(func, x, lengths, dims, norm):
+    family, dims = _FAMILY[func], [reduced_dims(x, d)[0] for d in dims]
+    if len(lengths) != len(dims) or len(set(dims)) != len(dims) or not dims or x.ndim == 0:
+        raise ShardingError(f"lengths {list(lengths)} for dims {dims}", op=func.__name__, operands=[x])
+    lengths = dict(zip(dims, (-1 if n is None else n for n in lengths)))
+    shape = [lengths[d] if lengths.get(d, -1) != -1 else n for d, n in enumerate(x.shape)]
+    last = dims[-1]
+    if family in _HALVES:
+        shape[last] = shape[last] // 2 + 1
+    elif family in _DOUBLES and lengths[last] == -1:
+        shape[last] = 2 * (shape[last] - 1)
+    if min(shape[d] for d in dims) < 1 or norm not in (None, "forward", "backward", "ortho"):
+        raise ShardingError(f"lengths {lengths}, norm {norm!r}", op=func.__name__, operands=[x])
+    same = {d: d for d in range(x.ndim)}
+    if all(x.axis_of(d) is None for d in dims):
+        return Plan((x,), x.reshaped(shape, same))
+    steps, at = _steps(x, family, dims, shape)
+    kept = all(shape[d] == x.shape[d] for _, d in x.cuts())
+    out = x.reshaped(shape, same) if kept else at
+
+    def local(t, *args, **kwargs):
+        for source, turned, whole, final in steps:
+            t = _moved(t, source, turned)
+            one, many = _FAMILIES[family]
+            if final:
+                t = one(t, None if lengths[last] == -1 else lengths[last], last, norm)
+            else:
+                t = many(t, [lengths[d] for d in whole], whole, norm)
+        return _moved(t, at, out)
+
+    return Plan((x,), out, local)
+
+
+def _steps(x, family, dims, shape):
+    """Turns of the dims: (spec before, spec with these dims whole, dims, whether it is the last dim's); and the spec
+    after all."""
+    *others, last = dims
+    turns, steps = [(others, False), ([last], True)], []
+    for left, final in reversed(turns) if family in _HALVES else turns:
+        while left:
+            ready = [d for d in left if x.axis_of(d) is None] or left[:1]
+            turned = x.aside(*ready)
+            steps.append((x, turned, ready, final))
+            x = turned.reshaped([shape[d] if d in ready else n for d, n in enumerate(x.shape)], _same(x))
+            left = [d for d in left if d not in ready]
+    return steps, x
+
+
+def _same(x):
+    return {d: d for d in range(x.ndim)}
+
+
+def _moved(t, source, target):
+    """``t`` cut otherwise, in the local graph."""
+    is_complex = t.is_complex()
+    t = torch.view_as_real(t.resolve_conj()) if is_complex else t  # gloo trades real numbers only
+    for axis, dim in source.cuts():
+        to, group = target.placements[axis], c.axis_group(source.mesh, axis)
+        if isinstance(to, Shard) and to.dim != dim and source.axis_of(to.dim) is None:
+            t = c.all_to_all(t, to.dim, dim, target.sizes[axis], source.sizes[axis], group)
+            source = source.with_axis(axis, to, target.sizes[axis])
+        elif to != source.placements[axis]:
+            t = c.gather(t, dim, source.sizes[axis], group)
+            source = source.whole(dim)
+    for axis, dim in target.cuts():
+        if source.placements[axis] != target.placements[axis]:
+            low, high = target.local_range(dim)
+            t = t.narrow(dim, low, high - low)
+    return torch.view_as_complex(t) if is_complex else t
