@@ -60,7 +60,11 @@ def extreme(func, x, dim=(), keepdim=False):
     if not axes:
         return Plan((x,), out)
     low, groups = _low(func), groups_of(x, axes)
-    return Plan((x,), out.finished(), lambda t, *a, **k: squeezed(extreme_of_parts(t, dims, low, groups), dims, keepdim))
+
+    def local(t, *a, **k):
+        return squeezed(extreme_of_parts(t, dims, low, groups), dims, keepdim)
+
+    return Plan((x,), out.finished(), local)
 
 
 @op(aten.aminmax)

@@ -22,7 +22,7 @@ def _wide(t):
 
 # -- variance ---------------------------------------------------------------------------------------------------------
 class _Moments(torch.autograd.Function):
-    """Variance and mean over ``dims`` (kept) of all parts. Only the part and the mean are kept for the backward pass."""
+    """Variance and mean over ``dims`` (kept) of all parts. The backward pass needs the part and the mean alone."""
 
     @staticmethod
     def forward(ctx, t, dims, count, freedom, groups):
@@ -66,7 +66,7 @@ def variance(func, x, dim=None, unbiased=True, keepdim=False, *, correction=None
             raise ShardingError(f"of {t.dtype}", op=func.__name__, remedy="Convert to floating point.")
         value, mean = _Moments.apply(t, dims, count, freedom, groups)
         if "std" in func.__name__:
-            value = _root(value)
+            value = root(value)
         value, mean = (squeezed(v, dims, keepdim) for v in (value.to(t.dtype.to_real()), mean.to(t.dtype)))
         return (value, mean) if "mean" in func.__name__ else value
 
@@ -76,7 +76,7 @@ def variance(func, x, dim=None, unbiased=True, keepdim=False, *, correction=None
 op(aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction)(variance)
 
 
-def _root(value):
+def root(value):
     """Square root whose gradient at zero is zero, as torch has it for deviations and norms."""
     zero = value == 0
     return value.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
