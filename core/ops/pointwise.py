@@ -1,5 +1,7 @@
 """Pointwise operations: no communication, except to bring operands that are cut differently to one cut.
 
+Those that torch tags as pointwise come here by themselves; ``UNTAGGED`` names the others.
+
 The rule of alignment: axis by axis the result is cut as the largest operand that this axis cuts along a dim of full
 extent (the first of equals); the others follow. In-place operations keep the cut of their target.
 """
@@ -7,7 +9,9 @@ extent (the first of equals); the others follow. In-place operations keep the cu
 import torch
 from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
+from core import collectives as c
 from core.dispatch import TARGET, Plan, mutates, op, tensors_in
+from core.errors import ShardingError
 from core.spec import PARTIAL, REPLICATE
 
 aten = torch.ops.aten
@@ -17,19 +21,60 @@ _SUMS = {aten.add.Tensor, aten.sub.Tensor}
 # Linear in the first operand alone (and, for products, in the second alone).
 _SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default}
 
+# What torch does not tag: some in-place forms, activations and their derivatives.
+UNTAGGED = (
+    *(aten.eq_, aten.ne_, aten.lt_, aten.le_, aten.gt_, aten.ge_, aten.__irshift__, aten.gcd_, aten.lcm_),
+    *(aten.abs_, aten.copysign_, aten.heaviside_, aten.xlogy_, aten.floor_divide, aten.floor_divide_, aten.rsub),
+    *(aten.fill, aten.fill_, aten.zero, aten.zero_, aten.masked_fill, aten.masked_fill_, aten.complex, aten.polar),
+    *(aten.gelu_, aten.mish_, aten.threshold_, aten.hardswish, aten.hardswish_, aten._prelu_kernel),
+    *(aten.elu_backward, aten.hardshrink_backward, aten.hardsigmoid_backward, aten.hardswish_backward),
+    *(aten.hardtanh_backward, aten.leaky_relu_backward, aten.log_sigmoid_backward, aten.mish_backward),
+    *(aten.softplus_backward, aten.softshrink_backward, aten.rrelu_with_noise_backward, aten._prelu_kernel_backward),
+)
 
-@op("pointwise", pending=True)
+
+@op("pointwise", *UNTAGGED, pending=True, elementwise=True)
 def pointwise(func, *args, **kwargs):
     specs = tensors_in(args, kwargs)
     if mutates(func):  # its target holds no pending sum: dispatch finishes it first
+        _fits(func, specs)
         return Plan(tuple(operand(s, specs[0]) for s in specs), TARGET)
     target = _settle_pending(func, specs, meet(specs))
     return Plan(tuple(operand(s, target, func) for s in specs), target)
 
 
+def _fits(func, specs):
+    """In place, the operands must broadcast to the shape of the target."""
+    if _broadcast(specs) != specs[0].shape:
+        raise ShardingError("the target would change its shape", op=str(func), operands=specs)
+
+
+def _broadcast(specs):
+    try:
+        return torch.broadcast_shapes(*[s.shape for s in specs])
+    except RuntimeError as error:
+        raise ShardingError("shapes that do not broadcast", operands=specs) from error
+
+
+@op(aten.equal)
+def equal(func, a, b):
+    """One truth value for the whole: true where all parts are."""
+    if a.shape != b.shape:
+        return Plan((a, b), None, lambda x, y: False)
+    target = meet((a, b))
+
+    def local(x, y):
+        same = torch.tensor(int(func(x, y)), device=x.device)
+        for axis, _ in target.cuts():
+            same = c.send_all_reduce(same, c.axis_group(target.mesh, axis), "min")
+        return bool(same)
+
+    return Plan((operand(a, target), operand(b, target)), None, local)
+
+
 def meet(specs):
     """The cut of a broadcast result of several operands."""
-    shape = torch.broadcast_shapes(*(s.shape for s in specs))
+    shape = _broadcast(specs)
     n, mesh = len(shape), specs[0].mesh
     placements, sizes, taken = [], [], set()
     by_size = sorted(specs, key=lambda s: -s.shape.numel())
