@@ -130,3 +130,16 @@ for _mode in ("reflect", "replicate", "circular"):
         cuts2=(((2, 3),), ((1, 2),)),
     )
 case("pad_circular_one_side", lambda x: F.pad(x, (0, 0, 8, 0), mode="circular"), (P,), ((2,), (3,)))
+for _mode, _widths in {
+    "constant": ((-1, 2), (3, -2), (-2, -3), (4, -8), (-8, 3)),
+    "reflect": ((-1, 6), (3, -5), (4, -10), (-7, 7), (-2, -3)),
+    "replicate": ((-1, 2), (9, -5), (2, -9), (-7, 6), (-2, -3)),
+    "circular": ((-1, 2), (3, -2), (-2, -3), (0, 8)),
+}.items():
+    case(
+        f"pad_{_mode}_and_crop",
+        lambda x, m=_mode, ws=_widths: tuple(F.pad(x, (1, 1, *w), mode=m) for w in ws),
+        (P,),
+        ((2,), (3,)),
+        cuts2=(((2, 3),), ((0, 2),)),
+    )

@@ -1,4 +1,4 @@
-"""Adaptive pooling: output row ``k`` of ``m`` is taken over input rows ``k n / m`` to ``(k + 1) n / m``, ends rounded up.
+"""Adaptive pooling: output row ``k`` of ``m`` is taken over input rows ``k n / m`` to ``(k + 1) n / m``, ends rounded.
 
 Windows of unequal length are laid out one after the other in slots of equal number, the last row filling what is left
 of a window; over slots the plain operation is exact, ties and all. As many output rows as ranks or fewer would mean
