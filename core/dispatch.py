@@ -234,7 +234,7 @@ def _keep_cut(leaf):
     with NoTorchFunction():
         if leaf.requires_grad and leaf.is_leaf and not getattr(leaf, "_keeps_cut", False):
             leaf._keeps_cut = True
-            leaf.register_hook(lambda grad: as_shards(grad, spec.mesh).redistribute_to(spec))
+            leaf.register_hook(lambda g: as_shards(g, spec.mesh).redistribute_to(spec) if g is not None else None)
 
 
 def above(func, types, args, kwargs):

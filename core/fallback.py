@@ -48,7 +48,9 @@ def fallback(func, call, tensors, written, in_place):
     for t, value in zip(tensors, whole):
         if isinstance(t, ShardTensor) and any(t is w for w in written):
             t._local_tensor.copy_(move(value, t._spec.replicated(), t._spec))
-    return written[0] if in_place else _recut(out, max(specs, key=lambda s: s.is_sharded()))
+    if in_place and out is not None:
+        return written[0]
+    return _recut(out, max(specs, key=lambda s: s.is_sharded()))
 
 
 def _permit(func, specs, nbytes, device):

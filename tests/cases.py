@@ -4,6 +4,7 @@ A row compares values and the gradients of all operands, cut and plain, with the
 under a random cotangent, and the recorded cuts with the real local shapes. Each file ``cases_*.py`` adds its family.
 """
 
+import sys
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -41,6 +42,7 @@ class Case:
         make: makes operand ``i`` from a generator instead of a normal draw (for integers, masks, positive numbers).
         differentiable: indices of operands that get gradients.
         atol: absolute tolerance.
+        family: module that holds the row.
     """
 
     name: str
@@ -52,11 +54,13 @@ class Case:
     make: dict = field(default_factory=dict)
     differentiable: tuple | None = None
     atol: float = 1e-10
+    family: str = ""
 
 
 def case(name, fn, shapes, cuts, **kwargs):
     assert name not in TABLE, name
-    TABLE[name] = Case(name, fn, tuple(shapes), tuple(cuts), **kwargs)
+    family = sys._getframe(1).f_globals["__name__"]
+    TABLE[name] = Case(name, fn, tuple(shapes), tuple(cuts), family=family, **kwargs)
 
 
 def refuse(name, fn, shape=(2, 7, 8, 2, 4), cut=1):
@@ -70,9 +74,10 @@ def run_refused(meshes, name):
     fn, shape, cut = REFUSED[name]
     g = torch.Generator().manual_seed(0)
     x = scatter_tensor(torch.randn(shape, generator=g, dtype=torch.float64), None, meshes["2"], [Shard(cut)])
-    with trace() as wire, pytest.raises(ShardingError):
+    with trace() as wire, pytest.raises(ShardingError) as caught:
         fn(x)
     assert wire.count() == 0
+    return str(caught.value)
 
 
 def load():
@@ -105,7 +110,7 @@ def operands(row, seed, device):
     return made
 
 
-def _tuple(out):
+def tensors_of(out):
     return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
 
@@ -114,7 +119,7 @@ def _whole(t):
     return t.full_tensor() if isinstance(t, ShardTensor) else t
 
 
-def _cut(x, mesh, dims, split):
+def cut(x, mesh, dims, split):
     if dims is None:
         return x.detach().clone().requires_grad_(x.requires_grad)
     if dims in ("R", "P"):
@@ -146,12 +151,12 @@ def _compare(row, mesh, dims, split, seed, assert_wire):
     where = f"{row.name} cut {dims} {split}"
     device = "cuda" if mesh.device_type == "cuda" else "cpu"
     plain = operands(row, seed, device)
-    cut = [_cut(x, mesh, d, split) for x, d in zip(plain, dims)]
+    parts = [cut(x, mesh, d, split) for x, d in zip(plain, dims)]
     torch.manual_seed(seed)
-    expected = _tuple(row.fn(*plain))
+    expected = tensors_of(row.fn(*plain))
     torch.manual_seed(seed)
     with trace() as wire:
-        got = _tuple(row.fn(*cut))
+        got = tensors_of(row.fn(*parts))
     if assert_wire and row.wire is not None:
         assert tuple(wire.kinds()) == row.wire, f"{where}: forward sent {wire.kinds()}, expected {row.wire}"
     assert len(got) == len(expected), where
@@ -174,7 +179,7 @@ def _compare(row, mesh, dims, split, seed, assert_wire):
         return
     losses[0].backward()
     losses[1].backward()
-    for i, (x, y) in enumerate(zip(plain, cut)):
+    for i, (x, y) in enumerate(zip(plain, parts)):
         if x.requires_grad and x.grad is not None:
             assert y.grad is not None, f"{where}: operand {i} has no gradient"
             _check_metadata(y.grad)

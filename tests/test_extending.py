@@ -1,0 +1,122 @@
+"""What a user adds and what a user meets without adding: the worked example of docs/extending.md, and the fallback."""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.tensor import Shard
+
+from core import MissingShardPatch, fallback, scatter_tensor, set_fallback
+from core.dispatch import HANDLERS, RULES
+from core.testing import check_sharded
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+
+
+def _worked_example(meshes):
+    rules, handlers, names = dict(RULES), dict(HANDLERS), {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S):
+        exec(block, names)
+    try:
+        for mesh in ("1", "2", "4"):
+            names["check"](meshes[mesh])
+            check_sharded(torch.trace, [torch.randn(7, 7).double()], [[Shard(0)]], meshes[mesh])
+        assert HANDLERS.keys() - handlers.keys() == {torch.trace}
+    finally:
+        for table, kept in ((RULES, rules), (HANDLERS, handlers)):
+            table.clear()
+            table.update(kept)
+
+
+# -- operators without a rule -----------------------------------------------------------------------------------------
+@torch.library.custom_op("tests::centred", mutates_args=())
+def centred(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return (x - x.mean()) * scale
+
+
+centred.register_autograd(
+    lambda ctx, grad: ((grad - grad.mean()) * ctx.scale, None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "scale", inputs[1]),
+)
+
+
+@torch.library.custom_op("tests::sort_rows_", mutates_args=("x",))
+def sort_rows_(x: torch.Tensor) -> None:
+    x.copy_(x.sort(0).values)
+
+
+@torch.library.custom_op("tests::noise", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return torch.rand_like(x)
+
+
+def _cut(mesh, rows=7):
+    x = torch.randn(rows, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return x, scatter_tensor(x, None, mesh, [Shard(0), Shard(1)][: mesh.ndim], requires_grad=True)
+
+
+def _gathers_and_is_right(meshes):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("1", "2", "3", "2x2"):
+            if meshes[name].get_coordinate() is None:
+                continue
+            x, _ = _cut(meshes[name])
+            cut = [Shard(0), Shard(1)][: meshes[name].ndim]
+            check_sharded(lambda t: centred(t.sin(), 2.0), [x], [cut], meshes[name])
+            y = scatter_tensor(x, None, meshes[name], cut)
+            sort_rows_(y)
+            assert torch.equal(y.full_tensor(), x.sort(0).values)
+
+
+def _warns_once_a_call_site(meshes):
+    _, x = _cut(meshes["2"])
+    x = x.detach()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            centred(x, 2.0)
+        centred(x, 2.0)
+    texts = [str(w.message) for w in caught]
+    assert len(texts) == 2 and all("gathers 224 bytes" in t and "test_extending.py" in t for t in texts), texts
+
+
+def _is_limited(meshes):
+    _, x = _cut(meshes["2"])
+    x = x.detach()
+    try:
+        set_fallback("silent", limit=224)
+        centred(x, 2.0)
+        set_fallback("silent", limit=223)
+        with pytest.raises(MissingShardPatch, match="224 bytes exceed 223"):
+            centred(x, 2.0)
+        set_fallback("error")
+        with pytest.raises(MissingShardPatch, match="tests.centred"):
+            centred(x, 2.0)
+    finally:
+        set_fallback("warn")
+    with pytest.raises(MissingShardPatch, match="random"):
+        noise(x)
+
+
+def _limit_is_agreed(meshes):
+    """Half of what is free on the rank that has least: all refuse, though the others could."""
+    _, x = _cut(meshes["2"])
+    unquestioned, free = fallback._UNQUESTIONED, fallback._free_memory
+    rank = meshes["2"].get_local_rank("domain")
+    fallback._UNQUESTIONED, fallback._free_memory = 0, lambda: 100 if rank else 2**40
+    try:
+        with pytest.raises(MissingShardPatch, match="224 bytes exceed 50"):
+            centred(x.detach(), 2.0)
+    finally:
+        fallback._UNQUESTIONED, fallback._free_memory = unquestioned, free
+
+
+CASES = [_worked_example, _gathers_and_is_right, _warns_once_a_call_site, _is_limited, _limit_is_agreed]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__.strip("_"))
+def test_extending(pool, case):
+    pool.run(case)

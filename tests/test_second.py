@@ -1,0 +1,63 @@
+"""Second derivatives of pointwise operations, products, reductions and views: a penalty on every gradient.
+
+The rows of these families run again; the sum of the squares of all gradients is differentiated, and the result compared
+with that of one process.
+"""
+
+import pytest
+import torch
+from cases import cut, load, operands, tensors_of
+
+from core import ShardTensor
+
+FAMILIES = ("cases_basic", "cases_products", "cases_reduction")
+# torch itself has no second derivative, or it is zero everywhere and the engine has nothing to walk through
+NOT_TWICE: dict[str, str] = {}
+
+
+def penalty(row, args):
+    """Gradients of a random sum of the results, and the gradients of the sum of their squares."""
+    g = torch.Generator().manual_seed(7)
+    outs = [o for o in tensors_of(row.fn(*args)) if isinstance(o, torch.Tensor) and o.requires_grad]
+    loss = sum((o * torch.randn(o.shape, dtype=o.dtype, generator=g)).sum() for o in outs)
+    leaves = [x for x in args if x.requires_grad]
+    first = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
+    live = [f for f in first if f is not None and f.requires_grad]
+    if not live:
+        return [*first]
+    total = sum((f * f).sum() for f in live)
+    return [*first, *torch.autograd.grad(total, leaves, allow_unused=True)]
+
+
+def twice(meshes, mesh_name, family):
+    mesh, wrong, done = meshes[mesh_name], [], 0
+    for row in load().values():
+        if row.family != family or row.name in NOT_TWICE:
+            continue
+        for dims in row.cuts2 if mesh.ndim == 2 else row.cuts:
+            plain = operands(row, 5, "cpu")
+            parts = [cut(x, mesh, d, "uneven") for x, d in zip(plain, dims)]
+            if not any(o.requires_grad for o in tensors_of(row.fn(*plain)) if isinstance(o, torch.Tensor)):
+                continue
+            torch.manual_seed(3)
+            expected = penalty(row, plain)
+            torch.manual_seed(3)
+            got = penalty(row, parts)
+            done += 1
+            for i, (a, b) in enumerate(zip(expected, got)):
+                zero = a is None or not a.abs().sum()
+                b = b.full_tensor() if isinstance(b, ShardTensor) else b
+                if b is None or a is None:
+                    right = zero and (b is None or not b.abs().sum())
+                else:
+                    right = torch.allclose(a, b, atol=1e-8, rtol=1e-8)
+                if not right:
+                    wrong.append(f"{row.name} cut {dims}: derivative {i}")
+    assert not wrong, wrong
+    return done
+
+
+@pytest.mark.parametrize("mesh", ["2", "2x2"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_second_derivatives(pool, mesh, family):
+    assert min(pool.run(twice, mesh, family, timeout=300)) > 5
