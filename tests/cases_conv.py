@@ -1,7 +1,9 @@
 """Rows of convolutions and padding."""
 
+import torch
 import torch.nn.functional as F
-from cases import case
+from cases import case, refuse
+from torch import nn
 
 S, I, V = (2, 4, 11), (2, 4, 9, 8), (1, 2, 5, 6, 4)
 PAIR = ((2, None, None), (3, None, None))
@@ -143,3 +145,94 @@ for _mode, _widths in {
         ((2,), (3,)),
         cuts2=(((2, 3),), ((0, 2),)),
     )
+
+
+def module(kind, **kwargs):
+    """A convolution module that keeps channels and extents, with given weights, and a path around it."""
+    n = int(kind.__name__[4])
+
+    def run(x, w, b):
+        layer = kind(x.shape[-n - 1], x.shape[-n - 1], w.shape[2:], padding="same", dtype=x.dtype, **kwargs)
+        return x + torch.func.functional_call(layer, {"weight": w, "bias": b}, (x,))
+
+    return run
+
+
+for _mode in ("reflect", "replicate", "circular"):
+    case(
+        f"conv2d_padding_{_mode}",
+        module(nn.Conv2d, padding_mode=_mode),
+        (I, (4, 4, 5, 3), (4,)),
+        (*PAIR, (0, None, None)),
+        cuts2=BOTH,
+    )
+case(
+    "conv2d_padding_keeps_the_cut",
+    module(nn.Conv2d, padding_mode="circular"),
+    (I, (4, 4, 3, 3), (4,)),
+    PAIR,
+    wire=("all_to_all", "all_to_all"),
+)
+case(
+    "conv1d_padding",
+    lambda x, w, b: (
+        module(nn.Conv1d, padding_mode="circular")(x, w, b) + module(nn.Conv1d, padding_mode="reflect")(x, w, b)
+    ),
+    (S, (4, 4, 7), (4,)),
+    ((2, None, None), (0, None, None)),
+    cuts2=(((0, 2), None, None),),
+)
+case(
+    "conv3d_padding",
+    module(nn.Conv3d, padding_mode="circular"),
+    (V, (2, 2, 3, 3, 3), (2,)),
+    ((2, None, None), (4, None, None)),
+    cuts2=(((2, 3), None, None),),
+)
+case(
+    "pad_modules",
+    lambda x: (
+        nn.ReflectionPad1d((2, 1))(x),
+        nn.ReplicationPad1d(12)(x),
+        nn.CircularPad1d((11, 0))(x),
+        nn.ZeroPad1d((0, 3))(x),
+        nn.ConstantPad1d(2, 1.5)(x),
+        F.pad(x[0], (3, 0), mode="circular"),
+    ),
+    (S,),
+    ((0,), (1,), (2,)),
+    cuts2=(((1, 2),),),
+)
+case(
+    "pad_modules_3d",
+    lambda x: (
+        nn.ReflectionPad3d((1, 2, 0, 1, 3, 4))(x),
+        nn.ReplicationPad3d(2)(x),
+        nn.CircularPad3d((1, 0, 6, 2, 5, 1))(x),
+        nn.ZeroPad3d((0, 1, -1, 2, 3, -2))(x),
+    ),
+    (V,),
+    ((0,), (2,), (3,), (4,)),
+    cuts2=(((2, 3),), ((3, 4),)),
+)
+case(
+    "conv_others",
+    lambda x, w, v: (
+        F.conv1d(x[0], v, stride=2, padding=1),
+        F.conv1d(torch.complex(x, -x), torch.complex(w, w), padding=2).abs(),
+    ),
+    (S, (3, 4, 5), (3, 4, 4)),
+    ((2, None, None), (2, 2, None)),
+)
+case(
+    "conv_bfloat16",
+    lambda x, w: F.conv1d(x.bfloat16(), w.bfloat16(), padding=2),
+    (S, (3, 4, 5)),
+    ((2, None),),
+    atol=0.2,
+)
+refuse("reflection of too many dims", lambda x: F.pad(x, (1, 1), mode="reflect"), cut=4)
+refuse("reflection wider than the rows", lambda x: F.pad(x[..., 0, 0], (0, 0, 7, 0), mode="reflect"))
+refuse("wrap wider than what is left", lambda x: F.pad(x[..., 0, 0], (0, 0, 4, -4), mode="circular"))
+refuse("mode of a padding", lambda x: F.pad(x, (1, 1), mode="mirror"))
+refuse("channels of a transposed convolution", lambda x: F.conv_transpose2d(x[..., 0], torch.ones(3, 2, 1, 1)))

@@ -40,7 +40,8 @@ def join(t, dim, sizes, before, parts, after, group):
     """Foreign rows ``before[rank]`` and ``after[rank]`` (tuples of ranges) laid around the middle one of ``parts``."""
     wanted = tuple((*a, *b) for a, b in zip(before, after))
     if any(low < high for ranges in wanted for low, high in ranges):
-        got = c.exchange(t, dim, sizes, wanted, group)
+        got = c.exchange(torch.view_as_real(t) if t.is_complex() else t, dim, sizes, wanted, group)
+        got = torch.view_as_complex(got.contiguous()) if t.is_complex() else got  # gloo trades real numbers only
         got = got.contiguous(memory_format=_memory_format(t))  # torch.cat keeps a format that all its operands have
         n = sum(high - low for low, high in before[group.rank])
         first, last = got.narrow(dim, 0, n), got.narrow(dim, n, got.shape[dim] - n)
