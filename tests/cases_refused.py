@@ -6,14 +6,17 @@ from cases import refuse
 
 from core import neighborhood_attention
 
-refuse("even window", lambda x: neighborhood_attention(x, x, x, 4))
+refuse("window of no points", lambda x: neighborhood_attention(x, x, x, 0))
+refuse("dilated window larger than the grid", lambda x: neighborhood_attention(x, x, x, 3, dilation=3))
 refuse("window larger than the grid", lambda x: neighborhood_attention(x, x, x, (9, 3)))
 refuse("window of three dims", lambda x: neighborhood_attention(x, x, x, (3, 3, 3)))
 refuse("operands of other shapes", lambda x: neighborhood_attention(x, x[:, 1:], x, 3))
 refuse("channels", lambda x: F.conv2d(x[..., 0], torch.ones(2, 3, 1, 1)))
 refuse("kernel larger than the grid", lambda x: F.conv2d(x[..., 0], torch.ones(2, 2, 9, 1)))
 refuse("strided same", lambda x: F.conv2d(x[..., 0], torch.ones(2, 2, 3, 3), padding="same", stride=2))
-refuse("attention dropout", lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1))
+refuse("attention dropout", lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=1.1))
+refuse("attention mask", lambda x: F.scaled_dot_product_attention(x, x, x, torch.ones(3, 5)))
+refuse("heads that share keys", lambda x: F.scaled_dot_product_attention(x, x[:, :, :3], x[:, :, :3], enable_gqa=True))
 refuse("mask and causal", lambda x: F.scaled_dot_product_attention(x, x, x, torch.ones(6, 6), is_causal=True))
 refuse("groups", lambda x: F.group_norm(x, 3))
 refuse("normalized shape", lambda x: F.layer_norm(x, (5,)))

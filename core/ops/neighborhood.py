@@ -1,16 +1,15 @@
 """Neighbourhood attention: every grid point attends to a window around it that is pushed inwards at the edges.
 
-Queries are taken in tiles; the windows of one tile lie in one block of keys, little larger than the tile, and attention
+Queries are taken in tiles; the windows of one tile lie in one block of keys (:mod:`core.ops.windows`), and attention
 runs over all tiles at once with a mask that says which keys of the block are in whose window. Memory grows with the
-number of points times (tile + window)^n / tile^n, never with its square.
+number of points times (tile + window)^n / tile^n, never with its square; beyond a limit the grid goes piece by piece.
 
 On shards each rank fetches the rows of keys and values that the windows of its own queries reach, and the windows are
-those of the whole grid: only its true edges push them.
+those of the whole grid: only its true edges push them. A piece of a grid is computed as a shard is.
 """
 
-from bisect import bisect
+from functools import lru_cache
 from math import prod
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,52 +19,57 @@ from torch.overrides import handle_torch_function, has_torch_function
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.ops.attention import result_dtype
 from core.ops.halo import fetch
 from core.ops.pointwise import meet, operand
+from core.ops.ring import result_dtype
+from core.ops.windows import Axis, Tiles, Window
+
+_most_scores = 1 << 25  # of one head, kept at a time
 
 
 @torch.compiler.allow_in_graph
-def neighborhood_attention(q, k, v, kernel_size, *, scale=None):
+def neighborhood_attention(q, k, v, kernel_size, dilation=1, is_causal=False, scale=None):
     """Softmax attention of every grid point over the window of ``kernel_size`` points around it.
 
     The window of point ``i`` of a dim with ``N`` points starts at ``clamp(i - kernel_size // 2, 0, N - kernel_size)``,
-    so that it always holds ``kernel_size`` points. Works on plain tensors and on ShardTensors cut along the batch, the
-    grid or the heads. Source: Hassani et al., Neighborhood Attention Transformer, CVPR 2023.
+    so that it always holds ``kernel_size`` points; one of even size reaches one point further back than ahead. With a
+    dilation ``d`` it holds every ``d``-th point only, and the same rule counts the points of one class ``i % d``. A
+    causal dim has the ``kernel_size`` points up to and with ``i``, and fewer at the start.
+
+    Works on plain tensors and on ShardTensors cut along the batch, the grid or the heads. Source: Hassani et al.,
+    Neighborhood Attention Transformer, CVPR 2023; Hassani and Shi, Dilated Neighborhood Attention Transformer, 2022.
 
     Args:
         q, k, v: (batch, *grid, heads, channels) with a grid of one, two or three dims.
-        kernel_size: odd number of points, one for each dim of the grid or one for all.
+        kernel_size, dilation, is_causal: one for each dim of the grid or one for all.
         scale: factor of the products; ``1 / sqrt(channels)`` when left out.
 
     Returns:
         (batch, *grid, heads, channels)
 
     Raises:
-        ShardingError: shapes that differ, an even window, or a window larger than the grid.
+        ShardingError: shapes that differ, or a dilated window larger than the grid.
     """
+    call = kernel_size, dilation, is_causal, scale
     if has_torch_function((q, k, v)):
-        return handle_torch_function(neighborhood_attention, (q, k, v), q, k, v, kernel_size, scale=scale)
-    windows = _windows(q, k, v, kernel_size)
-    axes = [_Axis(w, n, 0, n, 0, n) for w, n in zip(windows, q.shape[1:-2])]
-    return _attend(q, k, v, _tiled(axes), scale)
+        return handle_torch_function(neighborhood_attention, (q, k, v), q, k, v, *call)
+    windows = _windows(q, k, v, kernel_size, dilation, is_causal)
+    return _attention(q, k, v, tuple(Axis(w, 0, w.total, 0, w.total) for w in windows), scale)
 
 
 @op(neighborhood_attention)
-def rule(func, q, k, v, kernel_size, *, scale=None):
-    windows = _windows(q, k, v, kernel_size)
-    x = meet([q, k, v]).whole(-1)
+def rule(func, q, k, v, kernel_size, dilation=1, is_causal=False, scale=None):
+    windows, given = _windows(q, k, v, kernel_size, dilation, is_causal), meet([q, k, v])
+    x = given.aside(-1)
     cut, axes = [], []
-    for dim, (window, total) in enumerate(zip(windows, x.shape[1:-2]), 1):
-        axis, (start, stop), (low, high) = x.axis_of(dim), x.local_range(dim), (0, total)
+    for dim, window in enumerate(windows, 1):
+        axis, (start, stop), (low, high) = x.axis_of(dim), x.local_range(dim), (0, window.total)
         if axis is not None:
             ends, group = x.offsets(axis), c.axis_group(x.mesh, axis)
-            reach = [_reach(window, total, a, b) for a, b in zip(ends, ends[1:])]
+            reach = [window.reach(a, b) for a, b in zip(ends, ends[1:])]
             cut.append((dim, x.sizes[axis], reach, group))
             low, high = reach[group.rank]
-        axes.append(_Axis(window, total, start, stop - start, low, high - low))
-
-    tiles = _tiled(axes)
+        axes.append(Axis(window, start, stop - start, low, high - low))
 
     def local(q, k, v, *args, **kwargs):
         if cut:
@@ -73,91 +77,121 @@ def rule(func, q, k, v, kernel_size, *, scale=None):
             for call in cut:
                 kv = fetch(kv, *call)
             k, v = kv.chunk(2, -1)
-        return _attend(q, k, v, tiles, scale)
+        return _attention(q, k, v, tuple(axes), scale)
 
-    return Plan(tuple(operand(s, x) for s in (q, k, v)), x, local)
+    return Plan(tuple(operand(s, x) for s in (q, k, v)), x, local, given)
 
 
-def _windows(q, k, v, kernel_size):
+def _windows(q, k, v, kernel_size, dilation, is_causal):
     n = q.ndim - 3
-    windows = (kernel_size,) * n if isinstance(kernel_size, int) else tuple(kernel_size)
     say = {"op": "neighborhood_attention", "operands": [tuple(t.shape) for t in (q, k, v)]}
     if not 1 <= n <= 3 or q.shape != k.shape or q.shape != v.shape:
         raise ShardingError("q, k and v must have one shape (batch, *grid, heads, channels)", **say)
-    if len(windows) != n or any(w < 1 or w % 2 == 0 for w in windows):
-        raise ShardingError(f"kernel_size {kernel_size} is not one odd number for each of {n} grid dims", **say)
-    if any(w > m for w, m in zip(windows, q.shape[1:-2])):
-        raise ShardingError(f"a window of {windows} points is larger than the grid {tuple(q.shape[1:-2])}", **say)
+    given = {"kernel_size": kernel_size, "dilation": dilation, "is_causal": is_causal}
+    each = [(x,) * n if isinstance(x, int) else tuple(x) for x in given.values()]
+    for name, value in zip(given, each):
+        if len(value) != n or any(x < (name != "is_causal") for x in value):
+            raise ShardingError(f"{name} {given[name]} is not one number for each of {n} grid dims", **say)
+    windows = [Window(*call, total) for *call, total in zip(*each, q.shape[1:-2])]
+    if any(w.size * w.dilation > w.total for w in windows):
+        raise ShardingError(f"windows {each[0]} of dilation {each[1]} are larger than the grid", **say)
     return windows
 
 
-def _reach(window, total, start, stop):
-    """Keys in the windows of queries ``start`` to ``stop``."""
-    if start >= stop:
-        return 0, 0
-    low, high = (min(max(i - window // 2, 0), total - window) for i in (start, stop - 1))
-    return low, high + window
+# -- the queries at hand ----------------------------------------------------------------------------------------------
+def _attention(q, k, v, axes, scale):
+    """Attention of the queries at hand over the keys and values at hand."""
+    wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    if q.numel() == 0:
+        return (q + k.sum() + v.sum()).to(result_dtype(q))
+    pieces = _pieces(axes)
+    if len(pieces) == 1:
+        return _attend(q, k, v, pieces[0], scale)
+    outs, begin = [], axes[0].first_key
+    for tiles in pieces:
+        a = tiles[0].axis
+        near = [t.narrow(1, a.first_key - begin, a.keys) for t in (k, v)]
+        outs.append(_Piece.apply(q.narrow(1, a.first_query - axes[0].first_query, a.queries), *near, tiles, scale))
+    return torch.cat(outs, 1)
 
 
-class _Axis(NamedTuple):
-    """One dim of the grid: its window and extent, and which queries and keys are at hand."""
-
-    window: int
-    total: int
-    first_query: int
-    queries: int
-    first_key: int
-    keys: int
-
-
-class _Tiles:
-    """One dim in ``count`` tiles of ``tile`` queries, each with a block of ``block`` keys that holds their windows.
-
-    A tile has ``size`` queries, or more where half a window is more: small tiles gather many keys again and again,
-    large ones mask most products. ``overlap`` is the largest number of blocks that hold one key.
-    """
-
-    def __init__(self, axis, size):
-        self.axis = axis
-        self.tile = min(size * -(-(axis.window // 2 + 1) // size), axis.queries)
-        self.count = -(-axis.queries // self.tile)
-        self.block = min(self.tile + axis.window - 1, axis.keys)
-        starts = [self._start(i * self.tile, min, max) for i in range(self.count)]
-        self.overlap = max(i + 1 - bisect(starts, t - self.block) for i, t in enumerate(starts))
-
-    def _start(self, query, least, most):
-        """First key of the block of the tile whose first query is ``query``, both counted from what is at hand."""
-        a = self.axis
-        first = least(most(query + a.first_query - a.window // 2, 0), a.total - a.window) - a.first_key
-        return least(first, a.keys - self.block)
-
-    def starts(self, device):
-        return self._start(torch.arange(self.count, device=device) * self.tile, torch.clamp_max, torch.clamp_min)
-
-    def keys(self, device):
-        """(count, block): the keys of every block."""
-        return self.starts(device)[:, None] + torch.arange(self.block, device=device)
-
-    def mask(self, device):
-        """(count, tile, block): whether a key is in the window of a query; queries beyond the last do as the last."""
-        a = self.axis
-        query = torch.arange(self.count * self.tile, device=device).clamp_max(a.queries - 1) + a.first_query
-        first = (query - a.window // 2).clamp(0, a.total - a.window) - a.first_key
-        ahead = self.keys(device)[:, None, :] - first.view(self.count, self.tile, 1)
-        return (ahead >= 0) & (ahead < a.window)
-
-    def holders(self, device):
-        """(overlap, keys) each: the blocks that hold a key, where in them it is, and whether there is such a block."""
-        starts, keys = self.starts(device), torch.arange(self.axis.keys, device=device)
-        last = torch.searchsorted(starts, keys, right=True) - 1
-        block = last - torch.arange(self.overlap, device=device)[:, None]
-        at = keys - starts[block.clamp_min(0)]
-        return block, at, (block >= 0) & (at < self.block)
+@lru_cache(maxsize=256)
+def _pieces(axes):
+    """The tiles of every piece of the grid, cut along its first dim."""
+    tiles = _tiled(axes)
+    scores = prod(t.count * t.tile * t.block for t in tiles)
+    rows = max(axes[0].queries * _most_scores // scores, 1)
+    if rows >= axes[0].queries:
+        return [tiles]
+    starts = range(0, axes[0].queries, rows)
+    return [_tiled((axes[0].piece(i, min(i + rows, axes[0].queries)), *axes[1:])) for i in starts]
 
 
 def _tiled(axes):
     size = {1: 64, 2: 8, 3: 4}[len(axes)]
-    return tuple(_Tiles(a, size) for a in axes) if all(a.queries for a in axes) else ()
+    return tuple(Tiles(a, size) for a in axes)
+
+
+class _Piece(torch.autograd.Function):
+    """One piece of several: keeps its operands only, and computes again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, tiles, scale):
+        kind = q.device.type
+        ctx.save_for_backward(q, k, v)
+        ctx.call = tiles, scale
+        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        return _attend(q, k, v, tiles, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        inputs = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+        with torch.enable_grad(), torch.autocast(*ctx.autocast):
+            out = _attend(*inputs, *ctx.call)
+        return *torch.autograd.grad(out, inputs, grad), None, None
+
+
+def _attend(q, k, v, tiles, scale):
+    batch, heads, channels, n = q.shape[0], q.shape[-2], q.shape[-1], len(tiles)
+    grid, device = q.shape[1:-2], q.device
+    q, k, v = (t.movedim(0, n).reshape(-1, batch * heads, channels).contiguous() for t in (q, k, v))
+
+    places = _flat([t.queries(device) for t in tiles], [t.axis.queries for t in tiles])
+    blocks = _flat([t.keys(device) for t in tiles], [t.axis.keys for t in tiles])
+    real = _spread([t.real(device) for t in tiles], lambda a, b, i: a & b).reshape(1, -1)
+    homes = _sources([t.homes(device) for t in tiles], tiles, [t.tile for t in tiles])
+
+    def holders():
+        return _sources([t.holders(device) for t in tiles], tiles, [t.block for t in tiles])
+
+    q = _Rows.apply(q, places, lambda: homes)
+    k, v = _Rows.apply(k, blocks, holders), _Rows.apply(v, blocks, holders)
+    count = prod(t.count for t in tiles)
+    q, k, v = (t.unflatten(0, (count, -1)).transpose(1, 2) for t in (q, k, v))
+    mask = _spread([t.mask(device) for t in tiles], lambda a, b, i: a & b).view(q.shape[0], 1, q.shape[2], -1)
+    out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale).transpose(1, 2).flatten(0, 1)
+    out = _Rows.apply(out, homes[0].flatten(), lambda: (places[None], real))
+    return out.view(*grid, batch, heads, channels).movedim(n, 0)
+
+
+class _Rows(torch.autograd.Function):
+    """``rows[at]``. Backward: every row sums over where it went, ``back() -> (places, whether there is one)``, each
+    (times, rows); this needs no atomic additions."""
+
+    @staticmethod
+    def forward(ctx, rows, at, back):
+        ctx.back = back
+        return rows.index_select(0, at)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        places, there = (x.T.contiguous() for x in ctx.back())
+        flat = grad.reshape(grad.shape[0], -1)
+        rows = F.embedding_bag(places, flat, mode="sum", per_sample_weights=there.to(grad.dtype))
+        return rows.view(-1, *grad.shape[1:]), None, None
 
 
 def _spread(tables, op):
@@ -170,49 +204,16 @@ def _spread(tables, op):
     return out
 
 
-class _Blocks(torch.autograd.Function):
-    """Rows (grid, ..) laid out as blocks (tiles, keys of a block, ..). Backward: every key sums over the blocks that
-    hold it, which needs no atomic additions."""
-
-    @staticmethod
-    def forward(ctx, rows, tiles):
-        ctx.tiles = tiles
-        extents = [t.axis.keys for t in tiles]
-        at = _spread([t.keys(rows.device) for t in tiles], lambda a, b, i: a * extents[i] + b)
-        blocks = rows.index_select(0, at.flatten())
-        return blocks.view(prod(t.count for t in tiles), prod(t.block for t in tiles), *rows.shape[1:])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        holders = [t.holders(grad.device) for t in ctx.tiles]
-        block, at, there = ([h[part] for h in holders] for part in range(3))
-        block = _spread(block, lambda a, b, i: a * ctx.tiles[i].count + b)
-        at = _spread(at, lambda a, b, i: a * ctx.tiles[i].block + b)
-        there = _spread(there, lambda a, b, i: a & b)
-        sources = (block * grad.shape[1] + at).where(there, 0)
-        sources, there = (x.reshape(prod(t.overlap for t in ctx.tiles), -1).T.contiguous() for x in (sources, there))
-        flat = grad.reshape(grad.shape[0] * grad.shape[1], -1)
-        rows = F.embedding_bag(sources, flat, mode="sum", per_sample_weights=there.to(grad.dtype))
-        return rows.view(-1, *grad.shape[2:]), None
+def _flat(tables, extents):
+    """Indices along all dims as indices of flattened rows."""
+    return _spread(tables, lambda a, b, i: a * extents[i] + b).flatten()
 
 
-def _attend(q, k, v, tiles, scale):
-    """Attention of the queries at hand over the keys and values at hand."""
-    batch, heads, channels, n = q.shape[0], q.shape[-2], q.shape[-1], len(tiles)
-    if q.numel() == 0:
-        return (q + k.sum() + v.sum()).to(result_dtype(q))
-    count, queries = prod(t.count for t in tiles), prod(t.tile for t in tiles)
-    rows = [x.movedim(0, n).reshape(-1, batch * heads, channels).contiguous() for x in (k, v)]
-    k, v = (_Blocks.apply(x, tiles).transpose(1, 2) for x in rows)
-    padding = [p for t in reversed(tiles) for p in (0, t.count * t.tile - t.axis.queries)]
-    q = F.pad(q.movedim(0, n), [0, 0, 0, 0, 0, 0, *padding]) if any(padding) else q.movedim(0, n)
-    q = q.reshape(*(e for t in tiles for e in (t.count, t.tile)), batch, heads, channels)
-    to_tiles = [*range(0, 2 * n, 2), *range(1, 2 * n, 2), 2 * n, 2 * n + 1, 2 * n + 2]
-    q = q.permute(to_tiles).reshape(count, queries, batch * heads, channels).transpose(1, 2)
-    mask = _spread([t.mask(q.device) for t in tiles], lambda a, b, i: a & b).view(count, 1, queries, -1)
-    out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale).transpose(1, 2)
-    out = out.reshape(*(t.count for t in tiles), *(t.tile for t in tiles), batch, heads, channels)
-    from_tiles = [e for i in range(n) for e in (i, n + i)] + [2 * n, 2 * n + 1, 2 * n + 2]
-    out = out.permute(from_tiles).reshape(*(t.count * t.tile for t in tiles), batch, heads, channels)
-    return out[tuple(slice(0, t.axis.queries) for t in tiles)].movedim(n, 0)
+def _sources(tables, tiles, lengths):
+    """From (tile, place in it, whether there) along each dim: (times, rows) places in the flattened tiles."""
+    block, at, there = zip(*tables)
+    block = _spread(block, lambda a, b, i: a * tiles[i].count + b)
+    at = _spread(at, lambda a, b, i: a * lengths[i] + b)
+    there = _spread(there, lambda a, b, i: a & b)
+    times = prod(t[0].shape[0] for t in tables)
+    return (block * prod(lengths) + at).where(there, 0).reshape(times, -1), there.reshape(times, -1)
