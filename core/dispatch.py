@@ -11,6 +11,7 @@ autograd, where values are global and torch's own derivative applies.
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -375,7 +376,7 @@ def below(func, types, args, kwargs):
     handler = HANDLERS and HANDLERS.get(func)
     if handler:
         return handler(func, types, args, kwargs)
-    written = _written(func, args, kwargs) if func._schema.is_mutable else ()
+    written = _written(func, args, kwargs) if _writes(func) else ()
     if written:
         _make_writable(func, written)
         if kwargs and any(a.is_out for a in func._schema.arguments):
@@ -441,12 +442,17 @@ def _wrap_below(out, spec, final=None):
     return out
 
 
+@cache
+def _writes(func):
+    """Position and name of the arguments that an aten overload writes into; reading a schema is slow."""
+    schema = enumerate(func._schema.arguments)
+    return tuple((i, a.name) for i, a in schema if a.alias_info is not None and a.alias_info.is_write)
+
+
 def _written(func, args, kwargs):
-    """The tensors that an aten overload writes into."""
     found = []
-    for i, a in enumerate(func._schema.arguments):
-        if a.alias_info is not None and a.alias_info.is_write:
-            _collect([args[i] if i < len(args) else kwargs.get(a.name)], found)
+    for i, name in _writes(func):
+        _collect([args[i] if i < len(args) else kwargs.get(name)], found)
     return found
 
 
@@ -489,5 +495,4 @@ def _write_out(func, args, kwargs, written):
 
 def mutates(func):
     """Whether an aten overload writes into its first argument."""
-    first = func._schema.arguments[0] if func._schema.arguments else None
-    return bool(first and first.alias_info and first.alias_info.is_write)
+    return any(i == 0 for i, _ in _writes(func))

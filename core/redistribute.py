@@ -13,6 +13,11 @@ def move(local, src, dst):
     """
     if src.placements == dst.placements and src.sizes == dst.sizes:
         return local
+    if dst is src._finished:
+        for axis, p in enumerate(src.placements):
+            if isinstance(p, Partial):
+                local = c.send_all_reduce(local, c.axis_group(src.mesh, axis))
+        return local
     if src.mesh != dst.mesh or src.shape != dst.shape:
         raise ShardingError("cannot redistribute between meshes or shapes", operands=(src, dst))
     if src._nested or dst._nested:

@@ -34,7 +34,8 @@ class ShardTensorSpec:
 
     __slots__ = (
         "mesh", "placements", "shape", "sizes", "stride",  # what it says
-        "_key", "_hash", "_pending", "_cut", "_nested", "_restrided", "_cotangent",  # derived once
+        "_key", "_hash", "_pending", "_cut", "_nested",  # derived once
+        "_restrided", "_cotangent", "_finished", "_replicated",  # made when asked for
     )  # fmt: skip
 
     def __init__(self, mesh, placements, shape, sizes, stride=None):
@@ -51,6 +52,8 @@ class ShardTensorSpec:
         set_(self, "_nested", any(bool(s) and isinstance(s[0], tuple) for s in self.sizes))
         set_(self, "_restrided", {})
         set_(self, "_cotangent", None)
+        set_(self, "_finished", None if self._pending else self)
+        set_(self, "_replicated", None if self._pending or self._cut else self)
 
     def __setattr__(self, name, value):
         raise AttributeError(f"a ShardTensorSpec is frozen; make a new one to change {name}")
@@ -170,15 +173,16 @@ class ShardTensorSpec:
 
     def replicated(self):
         """The same tensor, whole on every rank."""
-        if self.is_replicated():
-            return self
-        return replicated_spec(self.mesh, self.shape)
+        if self._replicated is None:
+            object.__setattr__(self, "_replicated", replicated_spec(self.mesh, self.shape))
+        return self._replicated
 
     def finished(self):
         """The same tensor with every pending sum carried out."""
-        if not self.is_partial():
-            return self
-        return self._new([REPLICATE if isinstance(p, Partial) else p for p in self.placements], self.sizes)
+        if self._finished is None:
+            done = [REPLICATE if isinstance(p, Partial) else p for p in self.placements]
+            object.__setattr__(self, "_finished", self._new(done, self.sizes))
+        return self._finished
 
     def whole(self, *dims):
         """The same tensor with ``dims`` uncut."""
