@@ -225,19 +225,6 @@ def _errors_are_not_swallowed(meshes):
         x + 1
     finally:
         ShardTensor.set_promotion_mode(TensorPromotionMode.SILENT)
-    import core
-
-    core.set_fallback("error")
-    try:
-        with pytest.raises(core.MissingShardPatch, match="cholesky"):
-            torch.linalg.cholesky(scatter_tensor(torch.eye(4), None, mesh, [Shard(0)]))
-    finally:
-        core.set_fallback("warn")
-    with pytest.warns(UserWarning, match="no sharding rule"):
-        same(
-            torch.linalg.cholesky(scatter_tensor(4 * torch.eye(4), None, mesh, [Shard(0)])).full_tensor(),
-            2 * torch.eye(4),
-        )
 
 
 def _cut_twice(meshes):
