@@ -6,6 +6,7 @@ from core.errors import InputError, MissingShardPatch, ShardingError, Undetermin
 from core.fallback import set_fallback
 from core.mesh import DistributedManager, make_mesh
 from core.ops.neighborhood import neighborhood_attention
+from core.ops.neighbors import knn, radius_search
 from core.shard_tensor import ShardTensor, TensorPromotionMode, scatter_tensor
 from core.spec import ShardTensorSpec, make_spec
 
@@ -19,10 +20,12 @@ __all__ = [
     "ShardingError",
     "TensorPromotionMode",
     "UndeterminedShardingError",
+    "knn",
     "make_mesh",
     "make_spec",
     "neighborhood_attention",
     "op",
+    "radius_search",
     "scatter_tensor",
     "set_fallback",
 ]

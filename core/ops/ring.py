@@ -101,7 +101,7 @@ def forward(q, k, v, mask, key, call):
     out = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=wide)
     total = q.new_full((*q.shape[:-1], 1), float("-inf"), dtype=wide)
     with torch.autocast(q.device.type, enabled=False):
-        for kv, start, _ in _blocks(torch.cat([k, v], -1), call):
+        for kv, start, _ in blocks(torch.cat([k, v], -1), call.sizes, call.ring):
             keys, values = (_served(t, q).to(wide) for t in kv.split([n, v.shape[-1]], -1))
             for at in _tiles(q, keys, start, call):
                 scores = _scores(q[..., at, :].to(wide), keys, mask, at, start, call)
@@ -135,7 +135,7 @@ def backward(grad, q, k, v, mask, key, out, total, call, wants_mask=False):
     grad_mask = mask.new_zeros(mask.shape, dtype=wide) if wants_mask else None
     grad_kv = k.new_zeros(*k.shape[:-1], n + v.shape[-1], dtype=wide)
     with torch.autocast(q.device.type, enabled=False):
-        for kv, start, send in _blocks(torch.cat([k, v], -1), call):
+        for kv, start, send in blocks(torch.cat([k, v], -1), call.sizes, call.ring):
             narrow = kv.split([n, v.shape[-1]], -1)
             keys, values = (_served(t, q).to(wide) for t in narrow)
             for at in _tiles(q, keys, start, call):
@@ -150,16 +150,15 @@ def backward(grad, q, k, v, mask, key, out, total, call, wants_mask=False):
                 parts = grad_scores.mT @ wide_q * call.scale, dropped.mT @ g
                 grad_kv += torch.cat([_shared(p, t) for p, t in zip(parts, narrow)], -1)
                 if wants_mask:
-                    part = _part(grad_mask, at, start, keys, call)
+                    part = _part(grad_mask, at, start, keys)
                     part += grad_scores.sum_to_size(part.shape)
             grad_kv = send(grad_kv)
     grad_k, grad_v = grad_kv.split([n, v.shape[-1]], -1)
     return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_mask.to(mask.dtype) if wants_mask else None
 
 
-def _blocks(kv, call):
-    """Blocks of all ranks, own first: block, its first global key, and what sends its like to the next rank."""
-    sizes, group = call.sizes, call.ring
+def blocks(rows, sizes, group):
+    """Rows (.., own, channels) of all ranks, own first: block, its first global row, and what sends its like on."""
     for step in range(group.size):
         source = (group.rank - step) % group.size
 
@@ -169,8 +168,8 @@ def _blocks(kv, call):
             flat = c.ring_shift(block.reshape(-1), held, 1, group)
             return flat.view(*block.shape[:-2], sizes[(group.rank - step - 1) % group.size], block.shape[-1])
 
-        yield kv, call.first_key + sum(sizes[:source]), send
-        kv = send(kv) if step < group.size - 1 else kv
+        yield rows, sum(sizes[:source]), send
+        rows = send(rows) if step < group.size - 1 else rows
 
 
 def _tiles(q, keys, start, call):
@@ -178,27 +177,26 @@ def _tiles(q, keys, start, call):
     rows = max(1, _most_scores // max(q.shape[:-2].numel() * keys.shape[-2], 1))
     for first in range(0, q.shape[-2], rows):
         stop = min(first + rows, q.shape[-2])
-        if not call.causal or start < call.first_query + stop:
+        if not call.causal or call.first_key + start < call.first_query + stop:
             yield slice(first, stop)
 
 
 def _scores(q, keys, mask, at, start, call):
     scores = q @ keys.mT * call.scale
     if mask is not None:
-        mask = _part(mask, at, start, keys, call)
+        mask = _part(mask, at, start, keys)
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     if call.causal:
         query = torch.arange(at.start, at.stop, device=q.device)[:, None] + call.first_query
-        key = torch.arange(keys.shape[-2], device=q.device) + start
+        key = torch.arange(keys.shape[-2], device=q.device) + call.first_key + start
         scores = scores.masked_fill(key > query, float("-inf"))
     return scores
 
 
-def _part(mask, at, start, keys, call):
+def _part(mask, at, start, keys):
     """The part of a mask that concerns a block; dims of one element serve all."""
-    first = start - call.first_key
     mask = mask[..., at, :] if mask.shape[-2] > 1 else mask
-    return mask[..., first : first + keys.shape[-2]] if mask.shape[-1] > 1 else mask
+    return mask[..., start : start + keys.shape[-2]] if mask.shape[-1] > 1 else mask
 
 
 def _weights(scores, total):
@@ -209,8 +207,8 @@ def _weights(scores, total):
 def _dropped(weights, key, at, start, call):
     if call.dropout is None:
         return weights
-    queries, keys = weights.shape[-2:]
-    return weights * call.dropout.factor(key, call.first_query + at.start, queries, start, keys, weights)
+    (queries, keys), first = weights.shape[-2:], call.first_key + start
+    return weights * call.dropout.factor(key, call.first_query + at.start, queries, first, keys, weights)
 
 
 def _served(x, q):
