@@ -28,6 +28,7 @@ from core.ops import (  # noqa: F401
     parts,
     pointwise,
     pool,
+    query,
     random,
     recurrent,
     reduction,

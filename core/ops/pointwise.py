@@ -9,7 +9,6 @@ extent (the first of equals); the others follow. In-place operations keep the cu
 import torch
 from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
-from core import collectives as c
 from core.dispatch import TARGET, Plan, mutates, op, tensors_in
 from core.errors import ShardingError
 from core.spec import PARTIAL, REPLICATE
@@ -54,22 +53,6 @@ def _broadcast(specs):
         return torch.broadcast_shapes(*[s.shape for s in specs])
     except RuntimeError as error:
         raise ShardingError("shapes that do not broadcast", operands=specs) from error
-
-
-@op(aten.equal)
-def equal(func, a, b):
-    """One truth value for the whole: true where all parts are."""
-    if a.shape != b.shape:
-        return Plan((a, b), None, lambda x, y: False)
-    target = meet((a, b))
-
-    def local(x, y):
-        same = torch.tensor(int(func(x, y)), device=x.device)
-        for axis, _ in target.cuts():
-            same = c.send_all_reduce(same, c.axis_group(target.mesh, axis), "min")
-        return bool(same)
-
-    return Plan((operand(a, target), operand(b, target)), None, local)
 
 
 def meet(specs):
