@@ -50,6 +50,19 @@ def whole_numbers(x, low, high):
 
 same("dropout", lambda x: F.dropout(x, 0.3), lambda x: dropped(x, 0.3))
 same("dropout_twice", lambda x: F.dropout(F.dropout(x, 0.3) + 1, 0.5), lambda x: dropped(dropped(x, 0.3) + 1, 0.5))
+same(
+    "dropouts_in_place",
+    lambda x: (
+        F.dropout(x * 1, 0.3, inplace=True),
+        F.dropout1d(x * 1, 0.3, inplace=True),
+        F.alpha_dropout(x * 1, 0.3, True, inplace=True),
+    ),
+    lambda x: (
+        dropped(x, 0.3),
+        x * channels(x, 0.3) / 0.7,
+        saturated(x, field(x, dtype=torch.float32) >= 0.3, 0.3),
+    ),
+)
 same("dropout_all", lambda x: F.dropout(x, 1.0), lambda x: x * 0)
 same("dropout_evaluation", lambda x: F.dropout(x, 0.3, training=False), lambda x: x * 1)
 same("dropout_below", lambda x: torch.native_dropout(x, 0.3, True)[0], lambda x: dropped(x, 0.3))

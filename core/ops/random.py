@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from core import rng
 from core.dispatch import TARGET, Plan, mutates, op, tensors_in
-from core.errors import MissingShardPatch, ShardingError
+from core.errors import ShardingError
 from core.ops.pointwise import meet, operand
 
 aten = torch.ops.aten
@@ -153,10 +153,9 @@ def feature_alpha_dropout(func, input, p=0.5, training=False, inplace=False):
 def _dropping(func, drop, x, mask, p, training, inplace):
     if not 0 <= p <= 1:
         raise ShardingError(f"a probability of {p}", op=func.__name__)
-    drops = training and p > 0
-    if inplace and drops:
-        raise MissingShardPatch("in place", op=func.__name__, operands=[x], remedy="Use inplace=False.")
-    return Plan((x,), x, lambda t, *args, **kwargs: drop(t, _kept(mask, p, t.device), p) if drops else t.view_as(t))
+    if not (training and p > 0):
+        return Plan((x,), x, lambda t, *args, **kwargs: t.view_as(t))
+    return Plan((x,), x, lambda t, *a, **k: drop(t, _kept(mask, p, t.device), p), TARGET if inplace else None)
 
 
 def _kept(spec, p, device):
