@@ -208,7 +208,6 @@ _IDENTITY = {
     torch.Tensor.requires_grad_,
     torch.Tensor.grad.__get__,
     torch.Tensor.grad.__set__,
-    torch.Tensor.data.__set__,
     torch.Tensor.grad_fn.__get__,
     torch.Tensor.requires_grad.__get__,
     torch.Tensor.requires_grad.__set__,
@@ -277,7 +276,7 @@ def above(func, types, args, kwargs):
         return _all_shards(func(*args, **kwargs), tensors)
 
 
-# -- the autograd engine ------------------------------------------------------------------------------------------
+# -- the autograd engine, and what it holds -----------------------------------------------------------------------------
 # Gradient edges instead of tensors: a backward pass may recompute a checkpointed forward, so it must run with
 # ``__torch_function__`` switched on, and edges have none of their own.
 def _edges(tensors):
@@ -305,7 +304,20 @@ def _backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False,
     torch.autograd.backward(_edges(tensors), _seeds(tensors, grad_tensors), retain_graph, create_graph, inputs=inputs)
 
 
-_ENGINE = {torch.autograd.grad: _grad, torch.autograd.backward: _backward}
+def _set_data(tensor, data):
+    """``x.data = y``: torch changes the wrapper, and the part must change with it."""
+    if not isinstance(tensor, ShardTensor) or not isinstance(data, ShardTensor):
+        raise ShardingError("one is a ShardTensor and the other is not", op="data", remedy="Scatter the new values.")
+    with NoTorchFunction():
+        torch.Tensor.data.__set__(tensor, data)
+    tensor._local_tensor, tensor._spec = data._local_tensor, data._spec
+
+
+_ENGINE = {
+    torch.autograd.grad: _grad,
+    torch.autograd.backward: _backward,
+    torch.Tensor.data.__set__: _set_data,
+}
 
 
 def _needs_promotion(tensor):

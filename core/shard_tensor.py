@@ -6,6 +6,7 @@ autograd (``__torch_function__``) where an operation brings its own communicatio
 (``__torch_dispatch__``) where the operation of the parts is the operation itself.
 """
 
+import copy
 import enum
 import warnings
 import zlib
@@ -123,13 +124,12 @@ class ShardTensor(torch.Tensor):
         return format(self.item(), spec) if self.numel() == 1 else repr(self)
 
     def __reduce_ex__(self, protocol):
-        return _rebuild, (self._local_tensor.detach(), self._spec, self.requires_grad)
+        return _rebuild, (self._local_tensor.detach(), self._spec, self.requires_grad, self.__dict__)
 
     def __deepcopy__(self, memo):
-        with NoTorchFunction():
-            copied = ShardTensor(self._local_tensor.detach().clone(), self._spec, requires_grad=self.requires_grad)
-        memo[id(self)] = copied
-        return copied
+        local = self._local_tensor.detach().clone()
+        memo[id(self)] = _rebuild(local, self._spec, self.requires_grad, copy.deepcopy(self.__dict__, memo))
+        return memo[id(self)]
 
     # -- in and out -----------------------------------------------------------------------------------------------
     @staticmethod
@@ -232,8 +232,11 @@ class ShardTensor(torch.Tensor):
         self.numpy()
 
 
-def _rebuild(local, spec, requires_grad):
-    return ShardTensor(local, spec, requires_grad=requires_grad)
+def _rebuild(local, spec, requires_grad, attributes):
+    """``attributes`` hold, among others, that a tensor is a parameter."""
+    made = ShardTensor(local, spec).requires_grad_(requires_grad)
+    made.__dict__.update(attributes)
+    return made
 
 
 def local_cotangent(grad, spec):
