@@ -223,7 +223,7 @@ def _sorted(*keys):
     """Order by the first key, then the second, and so on."""
     order = None
     for key in reversed(keys):
-        here = (key if order is None else key.gather(-1, order)).argsort(-1, stable=True)
+        here = (key if order is None else key.gather(-1, order)).argsort(stable=True)
         order = here if order is None else order.gather(-1, here)
     return order
 
