@@ -6,6 +6,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
+NoDispatch = torch._C._DisableTorchDispatch
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 wire = torch.ops._c10d_functional
 pad = torch._C._nn.pad  # what compiled code calls for F.pad
@@ -38,6 +39,7 @@ def wait(tensor):
 
 __all__ = [
     "AsyncCollectiveTensor",
+    "NoDispatch",
     "NoTorchFunction",
     "dtensor_from_local",
     "group_name",

@@ -12,6 +12,8 @@ from core.ops import (  # noqa: F401
     extremes,
     factory,
     fft,
+    foreach,
+    index_write,
     indexing,
     join,
     linalg,

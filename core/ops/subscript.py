@@ -13,6 +13,7 @@ from core.ops.composed import composed
 from core.ops.indexing import first_dim, take_rows
 from core.ops.masks import put_masked, take_masked
 
+aten = torch.ops.aten
 _WHOLE = slice(None)
 _BASIC = (int, slice, type(None), type(Ellipsis))
 
@@ -64,7 +65,7 @@ def setitem(x, subscript, value):
         dims, indices = _numbered(parts)
         value = _without_ones(value, x.ndim - len(dims) + max(i.ndim for i in indices))
         table = dict(zip(dims, indices))
-        x.index_put_([table.get(d) for d in range(dims[-1] + 1)], value)
+        aten.index_put_(x, [table.get(d) for d in range(dims[-1] + 1)], value)
 
 
 def _without_ones(value, ndim):

@@ -1,14 +1,14 @@
-"""Views and joins: the cut follows its dim. Only splitting or merging a cut dim across its borders moves rows."""
+"""Views of the whole: the cut follows its dim. Only splitting or merging a cut dim across its borders moves rows."""
 
 import math
 
 import torch
 
-from core import collectives as c
+from core._torch import NoDispatch
 from core.dispatch import Plan, op
-from core.errors import ShardingError
-from core.ops.pointwise import meet, operand
+from core.errors import MissingShardPatch, ShardingError
 from core.ops.reduction import reduced_dims
+from core.shard_tensor import ShardTensor
 from core.spec import chunk_sizes
 
 aten = torch.ops.aten
@@ -17,18 +17,19 @@ aten = torch.ops.aten
 # -- dims that change place -------------------------------------------------------------------------------------------
 @op(aten.permute, pending=True)
 def permute(func, x, dims):
-    dims = [d % x.ndim for d in dims]
+    dims = reduced_dims(x, dims) if dims else ()
+    if sorted(dims) != list(range(x.ndim)):
+        raise ShardingError(f"dims {dims} are no order of {x.ndim}", op="permute", operands=[x])
     out = x.reshaped([x.shape[d] for d in dims], {d: i for i, d in enumerate(dims)})
     return Plan((x,), out)
 
 
 @op(aten.transpose, pending=True)
 def transpose(func, x, a, b):
-    if x.ndim == 0:
-        return Plan((x,), x)
+    a, b = reduced_dims(x, (a, b))
     order = list(range(x.ndim))
-    a, b = a % x.ndim, b % x.ndim
-    order[a], order[b] = b, a
+    if order:
+        order[a], order[b] = b, a
     return Plan((x,), x.reshaped([x.shape[d] for d in order], {d: i for i, d in enumerate(order)}))
 
 
@@ -40,6 +41,8 @@ def t(func, x):
 
 @op(aten.unsqueeze, pending=True)
 def unsqueeze(func, x, dim):
+    if not -x.ndim - 1 <= dim <= x.ndim:
+        raise IndexError(f"unsqueeze: dim {dim} for a tensor of {x.ndim} dims")
     dim = dim % (x.ndim + 1)
     shape = [*x.shape[:dim], 1, *x.shape[dim:]]
     return Plan((x,), x.reshaped(shape, {d: d + (d >= dim) for d in range(x.ndim)}))
@@ -134,154 +137,59 @@ def view(func, x, size, *args):
     return Plan((x,), out, lambda v, *a: v.reshape(out.local_shape()))
 
 
-# -- parts of a dim ---------------------------------------------------------------------------------------------------
-def _bounds(extent, start, end, step):
-    start, end, step = slice(start, end, step).indices(extent)
-    return start, max(end, start), step
+# -- memory -----------------------------------------------------------------------------------------------------------
+@op(aten.view.dtype)
+def view_dtype(func, x, dtype):
+    """The same bytes as numbers of another size: the last dim grows or shrinks, the rows of each part by themselves."""
+
+    def local(t, dtype):
+        num, den = t.element_size(), dtype.itemsize
+        extents = {a: s for a, s in enumerate(x.sizes) if s is not None and x.placements[a].dim == x.ndim - 1}
+        if x.ndim and any(n * num % den for n in [x.shape[-1], *(n for s in extents.values() for n in s)]):
+            raise ShardingError(f"the last dim does not divide into {dtype}", op="view", operands=[x])
+        if num == den:
+            return ShardTensor(func(t, dtype), x)
+        shape = (*x.shape[:-1], x.shape[-1] * num // den)
+        sizes = {a: tuple(n * num // den for n in s) for a, s in extents.items()}
+        return ShardTensor(func(t, dtype), x.reshaped(shape, {d: d for d in range(x.ndim)}, sizes))
+
+    return Plan((x,), None, local)
 
 
-def _cut_of_slice(extents, start, end, step):
-    """Rows of ``range(start, end, step)`` that each rank holds, and the first of them as a local index."""
-    sizes, firsts, a = [], [], 0
-    for n in extents:
-        first = start if a <= start else start + -(-(a - start) // step) * step
-        count = max(0, -(-(min(end, a + n) - first) // step))
-        sizes.append(count)
-        firsts.append(first - a if count else 0)
-        a += n
-    return tuple(sizes), tuple(firsts)
+@op(aten.as_strided)
+def as_strided(func, x, size, stride, storage_offset=None):
+    """Memory is a matter of each part: only the strides that a tensor already has say the same of all of them."""
+    if tuple(size) != tuple(x.shape) or tuple(stride) != x.stride or storage_offset:
+        raise MissingShardPatch(
+            f"size {tuple(size)} and stride {tuple(stride)}",
+            op="as_strided",
+            operands=[x],
+            remedy="Use views and slices.",
+        )
+    return Plan((x,), x, lambda t, *a: t.view_as(t))
 
 
-@op(aten.slice.Tensor, pending=True)
-def slice_(func, x, dim=0, start=None, end=None, step=1):
-    dim = dim % x.ndim
-    start, end, step = _bounds(x.shape[dim], start, end, step)
-    return _sliced(x, dim, start, end, step)
+def _in_place(change):
+    """A handler that gives a tensor the shape that ``change`` returns."""
+
+    def handler(func, types, args, kwargs):
+        x, changed = args[0], change(*args, **kwargs)
+        with NoDispatch():
+            func(*args, **kwargs)  # the wrapper's own shape
+        x._local_tensor, x._spec = changed._local_tensor, changed._spec
+        return x
+
+    return handler
 
 
-def _sliced(x, dim, start, end, step):
-    axis = x.axis_of(dim)
-    shape = list(x.shape)
-    shape[dim] = len(range(start, end, step))
-    same = {d: d for d in range(x.ndim)}
-    if axis is None:
-        out = x.reshaped(shape, same)
-        return Plan((x,), out, lambda v, *a: aten.slice(v, dim, start, end, step))
-    sizes, firsts = _cut_of_slice(x.sizes[axis], start, end, step)
-    me = x.coordinate()[axis]
-    out = x.reshaped(shape, same, {axis: sizes})
-    first, last = firsts[me], firsts[me] + max(sizes[me] - 1, -1) * step + 1
-    return Plan((x,), out, lambda v, *a: aten.slice(v, dim, first, max(last, first), step))
-
-
-@op(aten.slice_backward)
-def slice_backward(func, grad, input_sizes, dim, start, end, step):
-    """The rows go back to where they lie; each rank takes the gap up to the next rank's first row."""
-    dim = dim % grad.ndim
-    start, end, step = _bounds(input_sizes[dim], start, end, step)
-    axis = grad.axis_of(dim)
-    same = {d: d for d in range(grad.ndim)}
-    if axis is None:
-        out = grad.reshaped(input_sizes, same)
-        return Plan((grad,), out, lambda g, *a: aten.slice_backward(g, out.local_shape(), dim, start, end, step))
-    offsets = grad.offsets(axis)
-    first = [start + o * step for o in offsets]
-    borders = [0, *(min(f, input_sizes[dim]) for f in first[1:-1]), input_sizes[dim]]
-    out = grad.reshaped(input_sizes, same, {axis: tuple(b - a for a, b in zip(borders, borders[1:]))})
-    me = grad.coordinate()[axis]
-    at = first[me] - borders[me]
-
-    def local(g, *a):
-        full = g.new_zeros(out.local_shape())
-        if g.shape[dim]:
-            aten.slice(full, dim, at, at + (g.shape[dim] - 1) * step + 1, step).copy_(g)
-        return full
-
-    return Plan((grad,), out, local)
-
-
-@op(aten.select.int)
-def select(func, x, dim, index):
-    """One row of a cut dim goes to every rank."""
-    dim = dim % x.ndim
-    index = index + x.shape[dim] if index < 0 else index
-    axis = x.axis_of(dim)
-    out = x.reshaped([*x.shape[:dim], *x.shape[dim + 1 :]], {d: d - (d > dim) for d in range(x.ndim) if d != dim})
-    if not 0 <= index < x.shape[dim]:
-        raise IndexError(f"select(): index {index} out of range for tensor of size {list(x.shape)} at dimension {dim}")
-    if axis is None:
-        return Plan((x,), out, lambda v, *a: aten.select(v, dim, index))
-    group, extents = c.axis_group(x.mesh, axis), x.sizes[axis]
-    wanted = (((index, index + 1),),) * group.size
-    return Plan((x,), out, lambda v, *a: c.send_exchange(v, dim, extents, wanted, group).squeeze(dim))
-
-
-@op(aten.select_backward)
-def select_backward(func, grad, input_sizes, dim, index):
-    dim = dim % len(input_sizes)
-    index = index % input_sizes[dim]
-    out = grad.reshaped(input_sizes, {d: d + (d >= dim) for d in range(grad.ndim)})
-    return Plan((grad,), out, lambda g, *a: aten.select_backward(g, out.local_shape(), dim, index))
-
-
-@op(aten.split.Tensor, aten.split_with_sizes)
-def split(func, x, size, dim=0):
-    dim = dim % x.ndim
-    extent = x.shape[dim]
-    lengths = size if isinstance(size, (list, tuple)) else [min(size, extent - i) for i in range(0, extent, size)]
-    if sum(lengths) != extent:
-        raise ShardingError(f"lengths {list(lengths)} do not make {extent} rows", op="split", operands=[x])
-    plans, at = [], 0
-    for n in lengths:
-        plans.append(_sliced(x, dim, at, at + n, 1))
-        at += n
-    return Plan((x,), tuple(p.outputs for p in plans), lambda v, *a: [p.local(v) for p in plans])
-
-
-@op(aten.unbind)
-def unbind(func, x, dim=0):
-    dim = dim % x.ndim
-    x = x.whole(dim)
-    out = x.reshaped([*x.shape[:dim], *x.shape[dim + 1 :]], {d: d - (d > dim) for d in range(x.ndim) if d != dim})
-    return Plan((x,), (out,) * x.shape[dim])
-
-
-# -- joins ------------------------------------------------------------------------------------------------------------
-@op(aten.stack)
-def stack(func, xs, dim=0):
-    if any(x.shape != xs[0].shape for x in xs):
-        raise ShardingError("operands of different shapes", op="stack", operands=xs)
-    target = meet(xs)
-    dim = dim % (target.ndim + 1)
-    shape = [*target.shape[:dim], len(xs), *target.shape[dim:]]
-    out = target.reshaped(shape, {d: d + (d >= dim) for d in range(target.ndim)})
-    return Plan(tuple(operand(x, target) for x in xs), out)
-
-
-@op(aten.cat)
-def cat(func, xs, dim=0):
-    """Along a cut dim the result is cut anew in torch.chunk's way and every operand's rows go where they belong."""
-    joined = [x for x in xs if x.shape != (0,)] or xs  # torch lets empty vectors join tensors of any shape
-    lead = max(joined, key=lambda x: len(x.cuts()))
-    dim = dim % lead.ndim
-    shape = list(lead.shape)
-    if any((*x.shape[:dim], *x.shape[dim + 1 :]) != (*shape[:dim], *shape[dim + 1 :]) for x in joined):
-        raise ShardingError(f"operands differ in more than dim {dim}", op="cat", operands=xs)
-    shape[dim] = sum(x.shape[dim] for x in joined)
-    same = {d: d for d in range(lead.ndim)}
-    axis = lead.axis_of(dim)
-    if axis is None:
-        out = lead.reshaped(shape, same)
-        return Plan(tuple(x._new(lead.placements, lead.sizes) if x in joined else x for x in xs), out)
-    sizes = chunk_sizes(shape[dim], lead.mesh.size(axis))
-    out = lead.reshaped(shape, same, {axis: sizes})
-    borders, at, inputs = out.offsets(axis), 0, []
-    for x in xs:
-        if x not in joined:
-            inputs.append(x)
-            continue
-        n = x.shape[dim]
-        part = tuple(max(0, min(b, at + n) - max(a, at)) for a, b in zip(borders, borders[1:]))
-        inputs.append(x._new(lead.placements, [part if i == axis else s for i, s in enumerate(lead.sizes)]))
-        at += n
-    return Plan(tuple(inputs), out)
+for _f, _change in (
+    (aten.transpose_.default, aten.transpose.int),
+    (aten.swapaxes_.default, aten.transpose.int),
+    (aten.swapdims_.default, aten.transpose.int),
+    (aten.t_.default, aten.t),
+    (aten.unsqueeze_.default, aten.unsqueeze),
+    (aten.squeeze_.default, aten.squeeze),
+    (aten.squeeze_.dim, aten.squeeze),
+    (aten.squeeze_.dims, aten.squeeze),
+):
+    ShardTensor.register_dispatch_handler(_f, _in_place(_change))

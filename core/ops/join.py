@@ -1,0 +1,65 @@
+"""Joins: along an uncut dim nothing moves; along a cut one the rows go where the whole's own cut wants them."""
+
+import torch
+import torch.nn.functional as F
+
+from core.dispatch import Plan, op
+from core.errors import ShardingError
+from core.ops.composed import composed
+from core.ops.pointwise import meet, operand
+from core.ops.reduction import reduced_dims
+from core.spec import chunk_sizes
+
+aten = torch.ops.aten
+
+
+@op(aten.stack)
+def stack(func, xs, dim=0):
+    if any(x.shape != xs[0].shape for x in xs):
+        raise ShardingError("operands of different shapes", op="stack", operands=xs)
+    target = meet(xs)
+    if not -target.ndim - 1 <= dim <= target.ndim:
+        raise IndexError(f"stack: dim {dim} for tensors of {target.ndim} dims")
+    dim = dim % (target.ndim + 1)
+    shape = [*target.shape[:dim], len(xs), *target.shape[dim:]]
+    out = target.reshaped(shape, {d: d + (d >= dim) for d in range(target.ndim)})
+    return Plan(tuple(operand(x, target) for x in xs), out)
+
+
+@op(aten.cat)
+def cat(func, xs, dim=0):
+    """Along a cut dim the result is cut anew in torch.chunk's way and every operand's rows go where they belong."""
+    joined = [x for x in xs if x.shape != (0,)] or xs  # torch lets empty vectors join tensors of any shape
+    lead = max(joined, key=lambda x: len(x.cuts()))
+    dim = reduced_dims(lead, dim)[0]
+    shape = list(lead.shape)
+    if any((*x.shape[:dim], *x.shape[dim + 1 :]) != (*shape[:dim], *shape[dim + 1 :]) for x in joined):
+        raise ShardingError(f"operands differ in more than dim {dim}", op="cat", operands=xs)
+    shape[dim] = sum(x.shape[dim] for x in joined)
+    same = {d: d for d in range(lead.ndim)}
+    axis = lead.axis_of(dim)
+    if axis is None:
+        out = lead.reshaped(shape, same)
+        return Plan(tuple(x._new(lead.placements, lead.sizes) if x in joined else x for x in xs), out)
+    sizes = chunk_sizes(shape[dim], lead.mesh.size(axis))
+    out = lead.reshaped(shape, same, {axis: sizes})
+    borders, at, inputs = out.offsets(axis), 0, []
+    for x in xs:
+        if x not in joined:
+            inputs.append(x)
+            continue
+        n = x.shape[dim]
+        part = tuple(max(0, min(b, at + n) - max(a, at)) for a, b in zip(borders, borders[1:]))
+        inputs.append(x._new(lead.placements, [part if i == axis else s for i, s in enumerate(lead.sizes)]))
+        at += n
+    return Plan(tuple(inputs), out)
+
+
+@composed(torch.block_diag)
+def block_diag(*tensors):
+    blocks = [torch.atleast_2d(t) for t in tensors]
+    width, before, rows = sum(b.shape[1] for b in blocks), 0, []
+    for block in blocks:
+        rows.append(F.pad(block, (before, width - before - block.shape[1])))
+        before += block.shape[1]
+    return torch.cat(rows)
