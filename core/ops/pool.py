@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from core.dispatch import Plan, op
 from core.errors import MissingShardPatch, ShardingError
-from core.ops.window import at_least_one, dims_of, each, fetch_all, first_dim, layout, middle, trimmed
+from core.ops.window import at_least_one, dims_of, each, fetch_all, first_dim, layout, middle, placed, trimmed
 
 
 class Pooling:
@@ -176,9 +176,7 @@ def max_unpool(func, x, indices, kernel_size, stride=None, padding=0, output_siz
     wanted = extents if output_size is None else list(output_size)[-n:]
     if indices.shape != x.shape or any(not e - s < w < e + s for e, s, w in zip(extents, stride, wanted)):
         raise ShardingError(f"indices or output_size {output_size} do not fit", op=func.__name__, operands=[x, indices])
-    final, _ = layout(
-        func, x, first, x.shape[:first], wanted, lambda i, row: row * stride[i], lambda i, start, stop: (0, 0)
-    )
+    final = placed(func, x, first, x.shape[:first], wanted, lambda i, row: row * stride[i])
     x = x.aside(*range(first, x.ndim))
     out = x.reshaped(final.shape, {d: d for d in range(x.ndim)})
 

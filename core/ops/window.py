@@ -31,33 +31,43 @@ def first_dim(func, x, n):
 
 
 def middle(span, stride, padding):
-    """``place`` of :func:`layout` for windows of ``span`` rows, ``stride`` apart: the first whose middle is ``row``
+    """``place`` of :func:`placed` for windows of ``span`` rows, ``stride`` apart: the first whose middle is ``row``
     or later."""
     return lambda i, row: -(-(row + padding[i] - (span[i] - 1) // 2) // stride[i])
 
 
-def layout(func, x, first, lead, extents, place, rows_read):
-    """Spec of the output, and for each cut spatial dim the arguments of :func:`core.ops.halo.fetch`.
+def placed(func, x, first, lead, extents, place):
+    """Spec of the output.
 
     Args:
         first: first spatial dim.
         lead: extents of the output before its spatial dims, which have ``extents``.
         place: ``place(i, row)`` is the first output row of a rank whose first input row is ``row``.
-        rows_read: ``rows_read(i, start, stop)`` gives the input rows that output rows read (for none of them: as many
-            rows as one output row reads, all before the first, so that every rank has something to compute).
     """
     if min(extents) < 1:
         raise ShardingError(f"the output would have extents {tuple(extents)}", op=func.__name__, operands=[x])
-    sizes, cut = {}, {}
+    sizes = {}
     for axis, dim in x.cuts():
-        if dim < first:
-            continue
-        i, ends = dim - first, x.offsets(axis)
-        borders = [0, *(max(min(place(i, row), extents[i]), 0) for row in ends[1:-1]), extents[i]]
-        sizes[axis] = tuple(b - a for a, b in zip(borders, borders[1:]))
-        ranges = tuple(rows_read(i, a, b) for a, b in zip(borders, borders[1:]))
-        cut[i] = x.sizes[axis], ranges, c.axis_group(x.mesh, axis)
-    return x.reshaped([*lead, *extents], {d: d for d in range(x.ndim)}, sizes), cut
+        if dim >= first:
+            i, ends = dim - first, x.offsets(axis)
+            borders = [0, *(max(min(place(i, row), extents[i]), 0) for row in ends[1:-1]), extents[i]]
+            sizes[axis] = tuple(b - a for a, b in zip(borders, borders[1:]))
+    return x.reshaped([*lead, *extents], {d: d for d in range(x.ndim)}, sizes)
+
+
+def layout(func, x, first, lead, extents, place, rows_read):
+    """As :func:`placed`, and for each cut spatial dim the arguments of :func:`core.ops.halo.fetch`.
+
+    ``rows_read(i, start, stop)`` gives the input rows that output rows read; for none of them as many as one row reads,
+    all before the first, so that every rank has something to compute.
+    """
+    out, cut = placed(func, x, first, lead, extents, place), {}
+    for axis, dim in x.cuts():
+        if dim >= first:
+            ends = out.offsets(axis)
+            ranges = tuple(rows_read(dim - first, a, b) for a, b in zip(ends, ends[1:]))
+            cut[dim - first] = x.sizes[axis], ranges, c.axis_group(x.mesh, axis)
+    return out, cut
 
 
 def fetch_all(t, first, cut):

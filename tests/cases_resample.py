@@ -1,0 +1,68 @@
+"""Rows of interpolation, of blocks that move between channels and space, and of sampling at given positions."""
+
+import torch
+import torch.nn.functional as F
+from cases import case, refuse
+from torch import nn
+
+S, I, V = (2, 3, 13), (2, 3, 9, 8), (2, 2, 6, 5, 4)
+SPATIAL = {3: ((2,), (0,)), 4: ((2,), (3,)), 5: ((2,), (4,))}
+TWO = {3: (((1, 2),),), 4: (((2, 3),), ((0, 2),)), 5: (((2, 3),), ((3, 4),))}
+
+
+def resized(name, calls, shape=I, cuts=None, cuts2=None, **kwargs):
+    n = len(shape)
+    case(
+        f"interpolate_{name}",
+        lambda x: tuple(F.interpolate(x, **k) for k in calls),
+        (shape,),
+        cuts or SPATIAL[n],
+        cuts2=TWO[n] if cuts2 is None else cuts2,
+        **kwargs,
+    )
+
+
+def calls(mode, *wanted, **kwargs):
+    """Explicit extents as tuples of whole numbers, factors as numbers or lists."""
+    return [dict(mode=mode, **{"size" if isinstance(w, tuple) else "scale_factor": w}, **kwargs) for w in wanted]
+
+
+UP, DOWN, ODD, FACTORS = (18, 13), (4, 3), (9, 11), (2, 1.7, [0.6, 3.0])
+for _mode in ("nearest", "nearest-exact"):
+    resized(_mode, calls(_mode, UP, DOWN, ODD, *FACTORS))
+    resized(f"{_mode}_1d", calls(_mode, (5,), (29,), 2.0, 1.2), S)
+    resized(f"{_mode}_3d", calls(_mode, (3, 7, 4), 1.5), V)
+for _align in (False, True):
+    for _mode in ("bilinear", "bicubic"):
+        resized(f"{_mode}_{_align}", calls(_mode, UP, DOWN, ODD, (1, 1), *FACTORS, align_corners=_align))
+        resized(
+            f"{_mode}_smooth_{_align}", calls(_mode, UP, DOWN, (9, 3), *FACTORS, align_corners=_align, antialias=True)
+        )
+    resized(f"linear_{_align}", calls("linear", (5,), (29,), (1,), 2, 1.3, 0.4, align_corners=_align), S)
+    resized(f"trilinear_{_align}", calls("trilinear", (3, 7, 4), (12, 10, 2), 1.5, align_corners=_align), V)
+resized("area", calls("area", UP, DOWN, (2, 9), *FACTORS))
+resized("area_1d_3d", calls("area", (3, 7, 4), 0.5), V)
+resized("recomputed", calls("bilinear", 1.7, 0.45, recompute_scale_factor=True))
+resized("others", calls("bilinear", UP, 0.45), cuts=((0,), (1,)), cuts2=(((0, 1),),), wire=())
+resized("along_cut_rows", calls("bilinear", (9, 20)) + calls("area", (9, 20)), cuts=((2,),), cuts2=(), wire=())
+resized("twice", calls("nearest", 2, 3), cuts=((2,), (3,)), shape=(2, 3, 8, 8), wire=())
+resized("halo", calls("bilinear", 2), cuts=((2,),), cuts2=(), wire=("all_to_all",))
+case(
+    "interpolate_bfloat16",
+    lambda x: (
+        F.interpolate(x.bfloat16(), scale_factor=1.5, mode="bicubic"),
+        F.interpolate((x * 9).int().to(torch.uint8), size=(5, 20)),
+        nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)(x.float()),
+        F.interpolate(x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), size=UP, mode="bilinear"),
+    ),
+    (I,),
+    SPATIAL[4],
+    cuts2=TWO[4],
+    atol=0.05,
+)
+refuse("linear in two dims", lambda x: F.interpolate(x[..., 0], size=3, mode="linear"))
+refuse("extents of three dims", lambda x: F.interpolate(x[..., 0], size=(3, 3, 3)))
+refuse("extents and factors", lambda x: F.interpolate(x[..., 0], size=3, scale_factor=2.0))
+refuse("corners of the nearest", lambda x: F.interpolate(x[..., 0], size=3, align_corners=True))
+refuse("a smooth nearest", lambda x: F.interpolate(x[..., 0], size=3, antialias=True))
+refuse("extents of nought", lambda x: F.interpolate(x[..., 0], scale_factor=0.01, mode="bilinear"))
