@@ -8,6 +8,11 @@ FREE, CUT = ((0,), (2,)), ((1,),)
 BOTH = (((1, 2),), ((0, 1),))
 
 
+def _by_name(x):
+    found = x.sort(dim=1), torch.topk(x, 2, dim=1), x.median(1), x.cummax(1), torch.mode(x, 1), x.kthvalue(2, 1)
+    return tuple(part for f in found for part in (f.values, f.indices))
+
+
 def _with_zeros(g, shape):
     return torch.randn(shape, dtype=torch.float64, generator=g).where(torch.rand(shape, generator=g) > 0.3, 0)
 
@@ -84,6 +89,7 @@ Q = {1: lambda g, shape: torch.tensor([0.1, 0.45, 1.0], dtype=torch.float64)}
 case("sort_free", lambda x: (*_sorted(x), *_largest(x)), (X,), FREE, wire=())
 case("sort_cut", _sorted, (X,), CUT, cuts2=BOTH)
 case("sort_wire", lambda x: x.sort(1), (X,), CUT, wire=("all_to_all",) * 3)
+case("names_of_results", _by_name, (X,), (*FREE, *CUT))
 case("sort_stable", _stable, (X,), (*FREE, *CUT), make={0: _few})
 case("sort_first", lambda x: (x.msort(), torch.msort(x)), (X,), ((0,), (1,)), cuts2=BOTH)
 case("sort_line", lambda x: (*x.sort(), *x.topk(4), x.median(), *x.median(0), *x.mode()), ((7,),), ((0,),))

@@ -10,7 +10,7 @@ import torch
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.ops.along import aside
+from core.ops.along import aside, named
 from core.ops.reduction import reduced, reduced_dims
 from core.ops.view import viewed
 from core.spec import replicated_spec
@@ -18,7 +18,8 @@ from core.spec import replicated_spec
 aten = torch.ops.aten
 
 
-@op(torch.sort, torch.Tensor.sort, aten.sort, torch.argsort, torch.Tensor.argsort, aten.argsort)
+@op(torch.argsort, torch.Tensor.argsort, aten.argsort, aten.sort)
+@named(torch.sort, torch.Tensor.sort)
 def sort(func, x, dim=-1, *args, **kwargs):
     _, turned = aside(x, dim)
     return Plan((turned,), turned, final=x)
@@ -29,7 +30,8 @@ def msort(func, x):
     return sort(func, x, 0)
 
 
-@op(torch.topk, torch.Tensor.topk, aten.topk, names=("input", "k"))
+@op(aten.topk)
+@named(torch.topk, torch.Tensor.topk)
 def topk(func, x, k, dim=-1, largest=True, sorted=True):
     dim = reduced_dims(x, dim)[0]
     rows = x.shape[dim] if x.ndim else 1
@@ -53,7 +55,8 @@ def topk(func, x, k, dim=-1, largest=True, sorted=True):
     return Plan((x,), out, local, x if k == rows else out)
 
 
-@op(torch.kthvalue, torch.Tensor.kthvalue, aten.kthvalue, names=("input", "k"))
+@op(aten.kthvalue)
+@named(torch.kthvalue, torch.Tensor.kthvalue)
 def kthvalue(func, x, k, dim=-1, keepdim=False):
     rows = x.shape[reduced_dims(x, dim)[0]] if x.ndim else 1
     if not 1 <= k <= rows:
@@ -61,12 +64,14 @@ def kthvalue(func, x, k, dim=-1, keepdim=False):
     return _selected(x, dim, keepdim)
 
 
-@op(torch.mode, torch.Tensor.mode, aten.mode)
+@op(aten.mode)
+@named(torch.mode, torch.Tensor.mode)
 def mode(func, x, dim=-1, keepdim=False):
     return _selected(x, dim, keepdim)
 
 
-@op(torch.median, torch.Tensor.median, aten.median, torch.nanmedian, torch.Tensor.nanmedian, aten.nanmedian)
+@op(aten.median, aten.nanmedian)
+@named(torch.median, torch.Tensor.median, torch.nanmedian, torch.Tensor.nanmedian)
 def median(func, x, dim=None, keepdim=False):
     """Of all values: gathers."""
     if dim is None:
@@ -81,7 +86,7 @@ def _selected(x, dim, keepdim):
     return Plan((turned,), reduced(turned, (dim,), keepdim)[0])
 
 
-@op(torch.quantile, torch.Tensor.quantile, torch.nanquantile, torch.Tensor.nanquantile, names=("input", "q"))
+@op(torch.quantile, torch.Tensor.quantile, torch.nanquantile, torch.Tensor.nanquantile)
 def quantile(func, x, q, dim=None, keepdim=False, *, interpolation="linear"):
     """Of all values: gathers."""
     one = isinstance(q, (int, float))
