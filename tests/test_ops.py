@@ -18,12 +18,13 @@ def draw(*shape, dtype=torch.float64, seed=0):
 def refused_writes(meshes):
     """A view whose rows were fetched is a copy: what is written there would be lost."""
     x = scatter_tensor(draw(2, 7, 8), None, meshes["2"], [Shard(1)])
-    for view in (lambda: x[:, 2], lambda: x[:, -1], lambda: x.unbind(1)[0], lambda: x.view(-1), lambda: x.diagonal()):
+    for view in (lambda: x[:, 2], lambda: x[:, -1], lambda: x.unbind(1)[0], lambda: x.view(-1), lambda: x.unfold(1, 2, 2)):
         with pytest.raises(ShardingError, match="copy"):
             view().fill_(0)
-    x[:, 2:3], x[0], x[..., 1] = 1, 2, 3
     expected = draw(2, 7, 8)
-    expected[:, 2:3], expected[0], expected[..., 1] = 1, 2, 3
+    for t in (x, expected):
+        t[:, 2:3], t[0], t[..., 1], t[:, 5] = 1, 2, 3, 4
+        t.diagonal().fill_(5)
     assert torch.equal(x.full_tensor(), expected)
     for dim in (3, -4):
         with pytest.raises(IndexError):

@@ -63,3 +63,8 @@ def block_diag(*tensors):
         rows.append(F.pad(block, (before, width - before - block.shape[1])))
         before += block.shape[1]
     return torch.cat(rows)
+
+
+@composed(torch.combinations)
+def combinations(input, r=2, with_replacement=False):
+    return input[torch.combinations(torch.arange(len(input), device=input.device), r, with_replacement)]
