@@ -127,6 +127,19 @@ case(
     **SELECT,
 )
 case("gather_routed", lambda x, i: x.gather(1, i), (X, (2, 9, 6)), ((1, None), (1, 1)), wire=ROUTED, **SELECT)
+case(
+    "index_numbers_of_any_size",
+    lambda x, i: tuple(
+        f(y)
+        for dtype in (torch.uint8, torch.bool, torch.bfloat16, torch.int32)
+        for y in (x.detach().to(dtype),)
+        for f in (lambda y: y[:, i], lambda y: y.index_put((i % 2, i), y.new_ones(())), lambda y: y[y != 0])
+    ),
+    (X, (9,)),
+    ((1, None), (0, 0)),
+    **SELECT,
+    differentiable=(),
+)
 case("gather_vector", lambda x, i: (x.gather(0, i), x[i]), ((7,), (9,)), ((0, None), (0, 0), (None, 0)), **SELECT)
 case(
     "take_along_dim",
@@ -504,7 +517,7 @@ case(
     ),
     (X, X),
     ((0, 0), (1, 1), (2, None)),
-    cuts2=(((1, 2), None),),
+    cuts2=(((0, 1), None),),
 )
 case(
     "scatters_of_parts",
@@ -535,11 +548,23 @@ case(
 case("embedding_wire", F.embedding, ((2, 9), (7, 6)), ((1, None), (0, None)), wire=(), **TABLE)
 case("embedding_rows", F.embedding, ((2, 9), (7, 6)), ((1, 0), (None, 0)), wire=ROUTED, **TABLE)
 case(
+    "embedding_bag",
+    lambda i, w: (
+        F.embedding_bag(i, w, mode="sum"),
+        F.embedding_bag(i, w),
+        F.embedding_bag(i, w, mode="sum", per_sample_weights=w[:2, :1].expand(2, 9), padding_idx=2),
+    ),
+    ((2, 9), (7, 6)),
+    ((0, None), (1, None), (0, 0), (None, 1)),
+    cuts2=(((0, 1), None), ((0, 1), (0, 1))),
+    **TABLE,
+)
+case(
     "one_hot",
     lambda i: (F.one_hot(i, 8), F.one_hot(i), F.one_hot(i[0, 0], 7)),
     ((2, 9),),
     ((1,), (0,), ("R",)),
-    cuts2=(((0, 1),),),
+    cuts2=(((1, 2),),),
     **TABLE,
 )
 case("one_hot_wire", lambda i: F.one_hot(i, 8), ((2, 9),), ((1,), (0,)), wire=(), **TABLE)

@@ -9,6 +9,7 @@ import torch
 from core.dispatch import TARGET, Plan, mutates, op
 from core.errors import MissingShardPatch, ShardingError
 from core.ops.composed import composed
+from core.shard_tensor import ShardTensor
 
 aten = torch.ops.aten
 
@@ -93,8 +94,12 @@ def trace(input):
 @composed(torch.diagonal_scatter, torch.Tensor.diagonal_scatter)
 def diagonal_scatter(input, src, offset=0, dim1=0, dim2=1):
     out = input.clone()
+    if isinstance(input, ShardTensor):  # where rows and columns are cut, the diagonal of the parts is not one of theirs
+        spec = out._spec.cut_once()
+        both = spec.axis_of(dim1) is not None and spec.axis_of(dim2) is not None
+        out = out.redistribute_to(spec.aside(dim2)) if both else out
     out.diagonal(offset, dim1, dim2).copy_(src)
-    return out
+    return out.redistribute_to(input._spec.finished()) if isinstance(input, ShardTensor) else out
 
 
 @composed(torch.Tensor.fill_diagonal_)
@@ -104,5 +109,4 @@ def fill_diagonal_(self, fill_value, wrap=False):
             "more dims than two, or a wrapped diagonal", op="fill_diagonal_", operands=[self._spec],
             remedy="Use masked_fill_ with a mask.",
         )  # fmt: skip
-    self.diagonal().fill_(fill_value)
-    return self
+    return self.copy_(diagonal_scatter(self, torch.full_like(self.diagonal(), fill_value)))

@@ -132,7 +132,7 @@ def take_rows_rule(func, x, dims, at, *indices):
     return Plan(inputs, out, local and (lambda t, dims, at, *indices: local(t, numbers(indices, extents))))
 
 
-@op(aten.index.Tensor)
+@op(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(func, x, indices):
     dims, extents = indexed(x, indices)
     inputs, out, local = read(x, dims, first_dim(dims), [indices[d] for d in dims])

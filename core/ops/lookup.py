@@ -13,7 +13,7 @@ from core.errors import MissingShardPatch, ShardingError
 from core.ops.indexing import read
 from core.ops.reduction import finish_local, reduced
 from core.shard_tensor import ShardTensor
-from core.spec import PARTIAL, replicated_spec
+from core.spec import PARTIAL, REPLICATE, replicated_spec
 
 aten = torch.ops.aten
 
@@ -63,6 +63,22 @@ def embedding_backward(func, grad, indices, rows, padding_idx, scale_grad_by_fre
         else:
             over, out = over.with_axis(axis, Shard(dim), grad.sizes[axis]), out.with_axis(axis, PARTIAL)
     return Plan((grad, over), out)
+
+
+@op(F.embedding_bag, names=("input", "weight", "offsets"))
+def embedding_bag(func, input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False,
+                  mode="mean", sparse=False, per_sample_weights=None, *args, **kwargs):  # fmt: skip
+    """Bags that are rows of a matrix stay cut; a bag and the rows of the table are whole."""
+    _refuse(input, weight, max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+    if input.ndim != 2:
+        raise MissingShardPatch("bags of unlike length", op="embedding_bag", operands=[input], remedy="Pad them.")
+    bags, table = input.whole(1), weight.whole(0)
+    for axis, _ in bags.cuts():
+        table = table.with_axis(axis, REPLICATE)
+    out = bags.reshaped((input.shape[0], weight.shape[1]), {0: 0})
+    for axis, dim in table.cuts():
+        out = out.with_axis(axis, Shard(dim), table.sizes[axis])
+    return Plan((bags, table) if per_sample_weights is None else (bags, table, bags), out)
 
 
 @op(F.one_hot)

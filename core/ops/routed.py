@@ -123,9 +123,10 @@ class _Trade(Function):
     def forward(ctx, rows, sent, received, group):
         ctx.call = received, sent, group
         shape = rows.shape[1:]
-        unit = shape.numel()
-        flat = c._send_all_to_all(rows.reshape(-1), [n * unit for n in received], [n * unit for n in sent], group)
-        return flat.view(sum(received), *shape)
+        unit = shape.numel() * rows.element_size()
+        flat = rows.resolve_conj().reshape(-1).view(torch.uint8)  # bytes: not every wire carries every dtype
+        flat = c._send_all_to_all(flat, [n * unit for n in received], [n * unit for n in sent], group)
+        return flat.view(rows.dtype).view(sum(received), *shape)
 
     @staticmethod
     def backward(ctx, grad):

@@ -4,6 +4,7 @@ A row of a cut dim that is read goes to every rank; one that is written stays a 
 reaches its owner.
 """
 
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ def getitem(x, subscript):
         return x
     if _is_mask(parts.indices):
         return take_masked(x, parts.indices[0], parts.dims[0])
-    dims, indices = _numbered(parts)
+    dims, indices = _numbered(parts.dims, parts.indices)
     return take_rows(x, dims, first_dim(dims), *indices)
 
 
@@ -62,10 +63,20 @@ def setitem(x, subscript, value):
         value = _without_ones(value, x.ndim - parts.indices[0].ndim + 1)
         put_masked(x, parts.indices[0], parts.dims[0], value)
     else:
-        dims, indices = _numbered(parts)
+        dims, indices = _numbered(parts.dims, parts.indices)
         value = _without_ones(value, x.ndim - len(dims) + max(i.ndim for i in indices))
         table = dict(zip(dims, indices))
         aten.index_put_(x, [table.get(d) for d in range(dims[-1] + 1)], value)
+
+
+@composed(torch.index_put, torch.Tensor.index_put)
+def index_put(input, indices, values, accumulate=False):
+    return aten.index_put(input, _numbered(range(len(indices)), indices)[1], values, accumulate)
+
+
+@composed(torch.Tensor.index_put_)
+def index_put_(self, indices, values, accumulate=False):
+    return aten.index_put_(self, _numbered(range(len(indices)), indices)[1], values, accumulate)
 
 
 def _without_ones(value, ndim):
@@ -117,8 +128,8 @@ def _as_tuple(subscript):
 def _entry(x, e):
     if type(e) in _BASIC:
         return e
-    if not isinstance(e, (torch.Tensor, bool)) and hasattr(e, "__index__"):
-        return e.__index__()
+    if isinstance(e, Integral) and not isinstance(e, bool):
+        return int(e)
     if not isinstance(e, torch.Tensor):
         e = torch.as_tensor(e)
         e = e.long() if e.numel() == 0 else e
@@ -141,10 +152,10 @@ def _is_mask(indices):
     return len(indices) == 1 and indices[0].dtype == torch.bool
 
 
-def _numbered(parts):
+def _numbered(places, indices):
     """Dims and numbers, the masks as the numbers of what is true."""
     dims, numbers = [], []
-    for dim, i in zip(parts.dims, parts.indices):
+    for dim, i in zip(places, indices):
         columns = i.nonzero().unbind(1) if i.dtype == torch.bool else (i,)
         dims += range(dim, dim + len(columns))
         numbers += columns
