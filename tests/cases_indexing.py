@@ -564,7 +564,7 @@ case(
     lambda i: (F.one_hot(i, 8), F.one_hot(i), F.one_hot(i[0, 0], 7)),
     ((2, 9),),
     ((1,), (0,), ("R",)),
-    cuts2=(((1, 2),),),
+    cuts2=(((0, 1),),),
     **TABLE,
 )
 case("one_hot_wire", lambda i: F.one_hot(i, 8), ((2, 9),), ((1,), (0,)), wire=(), **TABLE)
