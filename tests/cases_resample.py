@@ -66,3 +66,61 @@ refuse("extents and factors", lambda x: F.interpolate(x[..., 0], size=3, scale_f
 refuse("corners of the nearest", lambda x: F.interpolate(x[..., 0], size=3, align_corners=True))
 refuse("a smooth nearest", lambda x: F.interpolate(x[..., 0], size=3, antialias=True))
 refuse("extents of nought", lambda x: F.interpolate(x[..., 0], scale_factor=0.01, mode="bilinear"))
+
+case(
+    "pixel_shuffle",
+    lambda x: (torch.pixel_shuffle(x, 2), nn.PixelShuffle(2)(x[0])),
+    ((2, 8, 5, 3),),
+    ((0,), (2,), (3,)),
+    cuts2=(((2, 3),), ((1, 2),)),
+)
+case("pixel_shuffle_in_place", lambda x: torch.pixel_shuffle(x, 2), ((2, 8, 4, 4),), ((1,), (2,), (3,)), wire=())
+case(
+    "pixel_unshuffle",
+    lambda x: (torch.pixel_unshuffle(x, 3), nn.PixelUnshuffle(2)(x[0, :, :, :4])),
+    ((2, 3, 12, 6),),
+    ((0,), (1,), (2,), (3,)),
+    cuts2=(((2, 3),), ((1, 2),)),
+)
+case("pixel_unshuffle_in_place", lambda x: torch.pixel_unshuffle(x, 2), ((2, 4, 8, 4),), ((1,), (2,), (3,)), wire=())
+case("pixel_shuffle_channels", lambda x: torch.pixel_shuffle(x, 2), ((2, 12, 3, 3),), ((1,),), cuts2=(((1, 3),),))
+case(
+    "channel_shuffle",
+    lambda x: (torch.channel_shuffle(x, 3), nn.ChannelShuffle(2)(x)),
+    ((2, 6, 5, 4),),
+    ((0,), (1,), (2,)),
+    cuts2=(((1, 2),), ((0, 3),)),
+)
+case("channel_shuffle_in_place", lambda x: torch.channel_shuffle(x, 2), ((2, 4, 5),), ((0,), (2,)), wire=())
+
+COLUMNS = (
+    dict(kernel_size=3, padding=1),
+    dict(kernel_size=(2, 3), stride=(2, 3), dilation=(2, 1)),
+    dict(kernel_size=(5, 2), padding=(3, 1), stride=3),
+)
+case(
+    "unfold_image",
+    lambda x: tuple(F.unfold(x, **k) for k in COLUMNS),
+    (I,),
+    ((0,), (1,), (2,), (3,)),
+    cuts2=(((2, 3),), ((0, 2),), ((1, 2),)),
+)
+case("unfold_no_batch", lambda x: nn.Unfold(3, padding=1)(x), (I[1:],), ((0,), (1,), (2,)), cuts2=(((0, 1),),))
+case("unfold_tiles", lambda x: F.unfold(x, 2, stride=2), ((2, 3, 8, 6),), ((0,), (1,), (2,)), wire=())
+case("unfold_halo", lambda x: F.unfold(x, 3, padding=1), (I,), ((2,),), wire=("all_to_all",))
+case(
+    "fold_image",
+    lambda x, y, z: tuple(F.fold(t, (9, 8), **k) for t, k in zip((x, y, z), COLUMNS)),
+    ((2, 18, 72), (2, 12, 8), (2, 20, 12)),
+    ((0, 0, 0), (1, 1, 1), (2, 2, 2)),
+    cuts2=(((1, 2),) * 3, ((0, 2),) * 3),
+)
+case("fold_no_batch", lambda x: nn.Fold((9, 8), 3, padding=1)(x), ((18, 72),), ((0,), (1,)), cuts2=(((0, 1),),))
+case(
+    "fold_back", lambda x: F.fold(F.unfold(x, 2, stride=2), (8, 6), 2, stride=2) * x, ((2, 3, 8, 6),), ((2,),), wire=()
+)
+refuse("channels of a shuffle", lambda x: torch.pixel_shuffle(x[..., 0], 3))
+refuse("extents of a shuffle", lambda x: torch.pixel_unshuffle(x[..., 0], 3))
+refuse("groups of a shuffle", lambda x: torch.channel_shuffle(x, 3))
+refuse("windows larger than the image", lambda x: F.unfold(x[..., 0], 9))
+refuse("windows of another image", lambda x: F.fold(x[:, :, :, 0, 0], (5, 5), 2))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.ops.window import dims_of, each, fetch_all, first_dim, layout, middle
+from core.ops.window import dims_of, each, fetch_all, first_dim, layout, middle, spread
 
 
 @op(F.conv1d, F.conv2d, F.conv3d)
@@ -45,23 +45,11 @@ def conv_transpose(func, x, weight, bias=None, stride=1, padding=0, output_paddi
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:])]
     extents = [(x.shape[first + i] - 1) * stride[i] - 2 * padding[i] + spans[i] + tail[i] for i in range(n)]
 
-    def place(i, row):
-        return row * stride[i] - padding[i] + (spans[i] - stride[i] + 1) // 2
-
-    def rows_read(i, start, stop):
-        """All rows that reach the output rows, and enough zero rows that the plain result covers them."""
-        if start >= stop:
-            return -1, 0
-        start, stop, s, gap = start + padding[i], stop - 1 + padding[i], stride[i], spans[i] - 1
-        return min(-(-(start - gap) // s), start // s), max(stop // s, -(-(stop - gap) // s)) + 1
-
+    place, rows_read, begins = spread(spans, stride, padding)
     lead = (*x.shape[: first - 1], weight.shape[1] * groups)
     out, cut = layout(func, x, first, lead, extents, place, rows_read)
     inner = [[0 if i in cut else v[i] for i in range(n)] for v in (padding, tail)]
-    starts = {}
-    for i, (_, ranges, group) in cut.items():
-        at = out.local_range(first + i)[0]
-        starts[i] = at + padding[i] - ranges[group.rank][0] * stride[i] if out.local_shape()[first + i] else 0
+    starts = {i: begins(i, *out.local_range(first + i), call[1][call[2].rank][0]) for i, call in cut.items()}
 
     def local(t, weight, bias=None, *args, **kwargs):
         t = fetch_all(t, first, cut)

@@ -70,6 +70,26 @@ def layout(func, x, first, lead, extents, place, rows_read):
     return out, cut
 
 
+def spread(span, stride, padding):
+    """``place`` and ``rows_read`` of transposed windows, where an input row reaches ``span`` output rows, and where the
+    output begins in the plain result without padding."""
+
+    def place(i, row):
+        return row * stride[i] - padding[i] + (span[i] - stride[i] + 1) // 2
+
+    def rows_read(i, start, stop):
+        """All rows that reach the output rows, and enough zero rows that the plain result covers them."""
+        if start >= stop:
+            return -1, 0
+        start, stop, s, gap = start + padding[i], stop - 1 + padding[i], stride[i], span[i] - 1
+        return min(-(-(start - gap) // s), start // s), max(stop // s, -(-(stop - gap) // s)) + 1
+
+    def begins(i, start, stop, first_read):
+        return start + padding[i] - first_read * stride[i] if start < stop else 0
+
+    return place, rows_read, begins
+
+
 def fetch_all(t, first, cut):
     """The rows that this rank's windows read, along every cut dim."""
     for i, call in cut.items():
