@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
 NoDispatch = torch._C._DisableTorchDispatch
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+no_torch_function = torch._C._disabled_torch_function_impl
 wire = torch.ops._c10d_functional
 pad = torch._C._nn.pad  # what compiled code calls for F.pad
 
@@ -15,6 +16,16 @@ pad = torch._C._nn.pad  # what compiled code calls for F.pad
 def keeps_graph():
     """Whether the running backward pass was asked to retain its graph."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def at_end_of_backward(function):
+    """Calls ``function`` when the running backward pass is done."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def has_hooks(tensor):
+    """Whether somebody wants to see the gradient of a leaf on its way to ``.grad``."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def group_name(group):
@@ -43,9 +54,11 @@ __all__ = [
     "NoTorchFunction",
     "dtensor_from_local",
     "group_name",
+    "has_hooks",
     "is_traceable_wrapper_subclass",
     "keeps_graph",
     "make_wrapper_subclass",
+    "no_torch_function",
     "pad",
     "release_groups",
     "wait",

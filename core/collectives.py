@@ -58,11 +58,17 @@ def _recorded(kind, nbytes, device):
 
 
 def send_all_reduce(x, group, op="sum"):
+    return start_all_reduce(x, group, op)()
+
+
+def start_all_reduce(x, group, op="sum"):
+    """Sends now; what is returned waits for the sum and gives it."""
     if group.size == 1 or x.numel() == 0:
-        return x
+        return lambda: x
     nbytes = x.numel() * x.element_size() * 2 * (group.size - 1) // group.size
     message = _recorded("all_reduce", nbytes, x.device)
-    return _sent(message, x.device, wire.all_reduce(x.contiguous(), op, group.name))
+    handle = wire.all_reduce(x.contiguous(), op, group.name)
+    return lambda: _sent(message, x.device, handle)
 
 
 def _send_all_gather(x, group):

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from core._torch import NoTorchFunction, is_traceable_wrapper_subclass
 from core.errors import MissingShardPatch, ShardingError
 from core.fallback import fallback
+from core.gradients import accumulating
 from core.redistribute import move
 from core.region import pairs, run
 from core.shard_tensor import ShardTensor, as_shards, check_promotion, promote
@@ -276,7 +277,7 @@ def above(func, types, args, kwargs):
         return _all_shards(func(*args, **kwargs), tensors)
 
 
-# -- the autograd engine, and what it holds -----------------------------------------------------------------------------
+# -- the autograd engine, and what it holds ---------------------------------------------------------------------------
 # Gradient edges instead of tensors: a backward pass may recompute a checkpointed forward, so it must run with
 # ``__torch_function__`` switched on, and edges have none of their own.
 def _edges(tensors):
@@ -301,7 +302,9 @@ def _grad(outputs, inputs, grad_outputs=None, *, materialize_grads=False, allow_
 
 def _backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None):
     inputs = _edges(inputs) if inputs is not None else None
-    torch.autograd.backward(_edges(tensors), _seeds(tensors, grad_tensors), retain_graph, create_graph, inputs=inputs)
+    seeds = _seeds(tensors, grad_tensors)
+    with accumulating(inputs is None and not create_graph):
+        torch.autograd.backward(_edges(tensors), seeds, retain_graph, create_graph, inputs=inputs)
 
 
 def _set_data(tensor, data):

@@ -6,6 +6,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from core.gradients import gather_in_buckets
+
 
 @torch.no_grad()
 def sync_module_over_mesh(module, mesh):
@@ -25,8 +27,8 @@ def sync_module_over_mesh(module, mesh):
 def parallelize(module, mesh, *, fsdp=False, blocks=()):
     """Wraps ``module`` for a mesh with axes ``ddp`` and ``domain``.
 
-    The gradient of each parameter is the sum over ``domain`` (finished by the operations themselves) and the mean over
-    ``ddp`` (by the wrapper).
+    The gradient of each parameter is the sum over ``domain`` (sent by the operations themselves, in few large messages
+    where no wrapper reads them one by one) and the mean over ``ddp`` (by the wrapper).
 
     Args:
         fsdp: shard the parameters over ``ddp`` with FSDP2 instead of replicating them with DDP.
@@ -39,6 +41,7 @@ def parallelize(module, mesh, *, fsdp=False, blocks=()):
             fully_shard(block, mesh=data)
         return fully_shard(module, mesh=data)
     if data.size() == 1:
+        gather_in_buckets(module)
         return module
     device = [torch.cuda.current_device()] if mesh.device_type == "cuda" else None
     return DistributedDataParallel(module, device_ids=device, process_group=data.get_group())

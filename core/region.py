@@ -7,8 +7,8 @@ so a second derivative is the derivative of the local backward.
 import torch
 from torch.autograd import Function
 
-from core import collectives as c
 from core._torch import NoTorchFunction, keeps_graph
+from core.gradients import summed
 from core.redistribute import move
 from core.shard_tensor import Plain, ShardTensor, as_shards, local_cotangent
 
@@ -62,7 +62,7 @@ class Region(Function):
             outs = compute(inner)
         ctx.plan, ctx.compute, ctx.inner = plan, compute, inner
         ctx.outs = outs if isinstance(outs, tuple) else tuple(outs) if isinstance(outs, list) else (outs,)
-        ctx.sharded = [isinstance(t, ShardTensor) for t in tensors]
+        ctx.weights = [None if isinstance(t, ShardTensor) else t for t in tensors]
         ctx.save_for_backward(*tensors)  # for a second derivative; they share their memory with ``inner``
         ctx.set_materialize_grads(False)
         return handed_out(_detached(outs), plan.outputs, plan.final)
@@ -90,19 +90,19 @@ def _gradients(ctx, live, wanted, specs, grads):
         allow_unused=True,
         retain_graph=keeps_graph(),
     )
+    found, plain = [], []
     for i, g in zip(wanted, inner):
-        spec = ctx.plan.inputs[i]
-        if not ctx.sharded[i]:
-            yield _summed(torch.zeros_like(ctx.inner[i]) if g is None else g, spec.mesh)
+        if ctx.weights[i] is None:
+            found.append(ShardTensor(g, ctx.plan.inputs[i].cotangent()) if g is not None else None)
         else:
-            yield ShardTensor(g, spec.cotangent()) if g is not None else None
-
-
-def _summed(grad, mesh):
-    """The gradient of a plain tensor: the sum over the mesh of what the ranks found."""
-    for axis in range(mesh.ndim):
-        grad = c.send_all_reduce(grad, c.axis_group(mesh, axis))
-    return grad
+            plain.append(len(found))
+            found.append(torch.zeros_like(ctx.inner[i]) if g is None else g)
+    if plain:
+        weights = [ctx.weights[wanted[j]] for j in plain]
+        sums = summed([found[j] for j in plain], weights, ctx.plan.inputs[wanted[plain[0]]].mesh)
+        for j, g in zip(plain, sums):
+            found[j] = g
+    return found
 
 
 # -- second derivatives ----------------------------------------------------------------------------------------------
@@ -125,4 +125,4 @@ def _differentiable(ctx, live, wanted, specs, grads):
     )
     with NoTorchFunction():
         found = run(plan, pulled_back, [*cotangents, *tensors])
-        return [g if ctx.sharded[i] else Plain.apply(g) for i, g in zip(wanted, found)]
+        return [g if ctx.weights[i] is None else Plain.apply(g) for i, g in zip(wanted, found)]
