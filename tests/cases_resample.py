@@ -124,3 +124,67 @@ refuse("extents of a shuffle", lambda x: torch.pixel_unshuffle(x[..., 0], 3))
 refuse("groups of a shuffle", lambda x: torch.channel_shuffle(x, 3))
 refuse("windows larger than the image", lambda x: F.unfold(x[..., 0], 9))
 refuse("windows of another image", lambda x: F.fold(x[:, :, :, 0, 0], (5, 5), 2))
+
+SAMPLED, AT, AT3 = (2, 5, 6, 7), (2, 4, 9, 2), (2, 3, 4, 5, 3)
+GRID_CUTS = (
+    (2, None),
+    (None, 1),
+    (2, 1),
+    (3, 2),
+    (0, 0),
+    (0, 1),
+    (1, 1),
+    (1, None),
+    (2, 0),
+    (3, 3),
+    ("R", 2),
+    (2, "P"),
+)
+
+
+def sampled(modes, padding_modes=("zeros",)):
+    def run(x, grid):
+        at = 1.3 * grid.tanh()
+        calls = [
+            dict(mode=m, padding_mode=p, align_corners=a) for m in modes for p in padding_modes for a in (False, True)
+        ]
+        return tuple(F.grid_sample(x, at, **k) for k in calls)
+
+    return run
+
+
+case(
+    "grid_sample",
+    sampled(("bilinear", "nearest"), ("zeros", "border", "reflection")),
+    (SAMPLED, AT),
+    GRID_CUTS,
+    cuts2=(((2, 3), None), (None, (1, 2)), ((2, 3), (1, 2)), ((1, 2), (1, 2)), ((0, 2), (1, 0))),
+)
+case("grid_sample_bicubic", sampled(("bicubic",)), (SAMPLED, AT), ((2, 1), (None, 1)), cuts2=(((2, 3), (1, 2)),))
+case("grid_sample_3d", sampled(("bilinear",)), ((2, 2, 4, 5, 3), AT3), ((2, 1), (4, None)), cuts2=(((2, 3), (1, 2)),))
+case(
+    "grid_sample_whole_image", sampled(("bilinear",)), (SAMPLED, AT), ((None, 1), ("R", 2), (0, 0), (1, None)), wire=()
+)
+case("grid_sample_one_channel", sampled(("bilinear",)), ((1, 1, 6, 7), (1, 6, 9, 2)), ((2, 1), (2, None), (2, 2)))
+case(
+    "grid_sample_warp",
+    lambda x, flow: x + F.grid_sample(x, 0.1 * flow.permute(0, 2, 3, 1), align_corners=False),
+    ((2, 4, 6, 7), (2, 2, 6, 7)),
+    ((2, 2), (3, 3), (2, None)),
+    cuts2=(((2, 3), (2, 3)),),
+)
+case("grid_sampler", lambda x, grid: torch.grid_sampler(x, grid, 0, 1, True), (SAMPLED, AT), ((2, 1), (None, 2)))
+case(
+    "affine_grid",
+    lambda t, x: (
+        F.affine_grid(t, (3, 2, 4, 5), align_corners=False),
+        F.grid_sample(x, F.affine_grid(t, list(x.shape), align_corners=True), align_corners=True),
+    ),
+    ((3, 2, 3), (3, 2, 6, 4)),
+    ((0, 0), (None, 2), (1, 3), (2, None), ("R", 2)),
+    cuts2=(((0, 1), (2, 3)),),
+)
+refuse("positions of another batch", lambda x: F.grid_sample(x[..., 0], torch.zeros(3, 2, 2, 2, dtype=x.dtype)))
+refuse("positions of another space", lambda x: F.grid_sample(x[..., 0], torch.zeros(2, 2, 2, 3, dtype=x.dtype)))
+refuse("cubic samples in space", lambda x: F.grid_sample(x, torch.zeros(2, 2, 2, 2, 3, dtype=x.dtype), mode="bicubic"))
+refuse("transformations of an image", lambda x: F.affine_grid(x[:, :2, :3, 0, 0], (2, 1, 4, 4, 4)), cut=0)

@@ -16,6 +16,7 @@ from core.ops import (  # noqa: F401
     fused,
     foreach,
     index_write,
+    grid,
     indexing,
     join,
     linalg,
