@@ -36,13 +36,13 @@ UNTAGGED = (
 def pointwise(func, *args, **kwargs):
     specs = tensors_in(args, kwargs)
     if mutates(func):  # its target holds no pending sum: dispatch finishes it first
-        _fits(func, specs)
+        fits(func, specs)
         return Plan(tuple(operand(s, specs[0]) for s in specs), TARGET)
     target = _settle_pending(func, specs, meet(specs))
     return Plan(tuple(operand(s, target, func) for s in specs), target)
 
 
-def _fits(func, specs):
+def fits(func, specs):
     """In place, the operands must broadcast to the shape of the target."""
     if _broadcast(specs) != specs[0].shape:
         raise ShardingError("the target would change its shape", op=str(func), operands=specs)

@@ -1,0 +1,284 @@
+"""Rows of pointwise operations that torch does not tag, activations, complex numbers and lists of tensors."""
+
+import torch
+import torch.nn.functional as F
+from cases import case
+
+from core.ops.foreach import ARITHMETIC, UNARY
+
+aten = torch.ops.aten
+X = (2, 7, 6)
+ONE, BOTH = ((0,), (1,), (2,)), (((1, 2),), ((2, 0),))
+PAIR, PAIRS = ((1, 1), (1, 2), (2, None), (None, 1)), (((1, 2), (1, 2)), ((1, 2), (0, 1)))
+
+
+def positive(g, shape):
+    return torch.rand(shape, dtype=torch.float64, generator=g) * 0.8 + 0.1
+
+
+def whole(g, shape):
+    return torch.randint(1, 9, shape, generator=g)
+
+
+def complex_(g, shape):
+    return torch.randn(shape, dtype=torch.complex128, generator=g)
+
+
+# -- what torch does not tag ------------------------------------------------------------------------------------------
+case(
+    "untagged",
+    lambda x: (
+        aten.fill(x, 2.0),
+        aten.zero(x),
+        torch.rsub(x, x),
+        x.detach() // 0.3,
+        x.masked_fill(x > 0, 2.0),
+        torch.where(x > 0, x, 0.5),
+        torch.isclose(x, x * 1.5, atol=0.3),
+        x.detach().isreal(),
+    ),
+    (X,),
+    ONE,
+    cuts2=BOTH,
+    wire=(),
+)
+case(
+    "untagged_in_place",
+    lambda x: tuple(
+        f(x * 1)
+        for f in (
+            lambda t: t.abs_().copysign_(x.detach()),
+            lambda t: t.xlogy_(2.0),
+            lambda t: t.masked_fill_(x.detach() > 0, 0.5).fill_(x.detach().sum()),
+            lambda t: F.threshold(t, 0.1, 0.2, inplace=True),
+            lambda t: aten.gelu_(t),
+            lambda t: F.mish(t, inplace=True),
+            lambda t: F.hardswish(t, inplace=True),
+            lambda t: t.detach().floor_divide_(0.3).heaviside_(x.detach()),
+            lambda t: t.zero_() + x,
+        )
+    ),
+    (X,),
+    ONE,
+    cuts2=BOTH,
+)
+case(
+    "compared_in_place",
+    lambda x, y: tuple(
+        getattr(x.detach().clone(), name)(y) for name in ("eq_", "ne_", "lt_", "le_", "gt_", "ge_", "greater_")
+    ),
+    (X, X),
+    PAIR,
+    cuts2=PAIRS,
+)
+case(
+    "whole_numbers_in_place",
+    lambda x, y: (x.clone().gcd_(y), x.clone().lcm_(y), x.clone().__irshift__(y), x.clone().__ilshift__(1)),
+    (X, X),
+    PAIR,
+    cuts2=PAIRS,
+    make={0: whole, 1: whole},
+)
+
+# -- activations ------------------------------------------------------------------------------------------------------
+ACTIVATIONS = (F.relu, F.relu6, F.elu, F.selu, F.celu, F.silu, F.mish, F.hardtanh, F.hardswish, F.hardsigmoid)
+case(
+    "activations",
+    lambda x: tuple(f(x) for f in (*ACTIVATIONS, F.gelu, F.softplus, F.softsign, F.tanhshrink, F.hardshrink)),
+    (X,),
+    ONE,
+    cuts2=BOTH,
+    wire=(),
+)
+case(
+    "activations_in_place",
+    lambda x: tuple(f(x * 1, inplace=True) for f in (*ACTIVATIONS, F.leaky_relu)),
+    (X,),
+    ONE,
+    cuts2=BOTH,
+    wire=(),
+)
+case(
+    "more_activations",
+    lambda x: (
+        F.softshrink(x),
+        F.leaky_relu(x),
+        F.logsigmoid(x),
+        F.threshold(x, 0.1, 0.5),
+        torch.sigmoid(x),
+        F.rrelu(x),
+        F.gelu(x, approximate="tanh"),
+    ),
+    (X,),
+    ONE,
+    cuts2=BOTH,
+    wire=(),
+)
+case(
+    "prelu",
+    lambda x, w, v: (F.prelu(x, w), F.prelu(x, v), torch.prelu(x, v)),
+    (X, (7,), (1,)),
+    ((0, None, None), (1, None, None), (1, 0, None), (2, 0, "R")),
+    cuts2=(((1, 2), None, None),),
+)
+case("glu", lambda x: (F.glu(x), F.glu(x, 0)), ((2, 7, 6),), ((1,),), cuts2=(((1, 0),),))
+case("glu_of_whole_dim", lambda x: F.glu(x, -1), (X,), ((0,), (1,)), cuts2=(((1, 0),),), wire=())
+case("glu_of_cut_dim", lambda x: torch.nn.GLU(1)(x), ((2, 8, 6),), ((1,),), cuts2=(((1, 2),),), wire=("all_to_all",))
+
+# -- complex numbers --------------------------------------------------------------------------------------------------
+case(
+    "complex_parts",
+    lambda x: (x.real, x.imag, torch.view_as_real(x), x.abs(), x.angle(), (x.conj() * x).real, x.conj().imag),
+    (X,),
+    ONE,
+    cuts2=BOTH,
+    make={0: complex_},
+    differentiable=(0,),
+)
+case(
+    "complex_made",
+    lambda r, i: (
+        torch.complex(r, i).abs(),
+        torch.polar(r, i).real,
+        torch.view_as_complex(torch.stack([r, i], -1)).imag,
+    ),
+    (X, X),
+    PAIR,
+    cuts2=PAIRS,
+)
+case(
+    "complex_functions",
+    lambda x, y: tuple(torch.view_as_real(t) for t in (x * y, x / y, x.exp(), x.sqrt(), x.tanh(), x.pow(2), x.sgn())),
+    (X, X),
+    ((1, 1), (2, None), (None, 1)),
+    cuts2=PAIRS[:1],
+    make={0: complex_, 1: complex_},
+    differentiable=(0, 1),
+)
+
+
+# -- questions --------------------------------------------------------------------------------------------------------
+case(
+    "questions",
+    lambda x, y: (
+        torch.equal(x, y),
+        torch.equal(x, x * 1),
+        torch.equal(x, y[:1]),
+        torch.allclose(x, x + 1e-9),
+        torch.allclose(x, y),
+        x.is_same_size(y),
+        x.is_set_to(y),
+        x.is_pinned(),
+        torch.is_nonzero(x.sum()),
+        complex(x.detach().sum()) == x.sum().item(),
+    ),
+    (X, X),
+    PAIR,
+    cuts2=PAIRS,
+)
+
+# -- lists of tensors -------------------------------------------------------------------------------------------------
+LISTS = ((1, 0, None, None), (2, 1, 1, 1), (None, "R", 0, 1))
+SHAPES = (X, (4, 7), X, (4, 7))
+LISTS2 = (((1, 2), (0, 1), None, None), ((1, 2), None, (0, 2), (0, 1)))
+BINARY = ARITHMETIC[:9]
+
+
+def in_place(name, tensors, *args):
+    """The in-place form on copies, which keep their cuts."""
+    copies = [t.detach().clone() for t in tensors]
+    getattr(torch, f"_foreach_{name}_")(copies, *args)
+    return copies
+
+
+def blended(results):
+    """One tensor a shape, in which every result counts in its own way."""
+    return [sum(t * (1 + i % 7) for i, t in enumerate(results[k::2])) for k in range(2)]
+
+
+def made_positive(**kwargs):
+    return dict(make={i: positive for i in range(4)}, cuts2=LISTS2, **kwargs)
+
+
+case(
+    "lists_unary",
+    lambda a, b, c, d: [
+        *blended([t for name in UNARY for t in getattr(torch, f"_foreach_{name}")([a, b])]),
+        *blended([t for name in (*UNARY, "zero") for t in in_place(name, [a, b])]),
+    ],
+    SHAPES,
+    LISTS,
+    **made_positive(wire=()),
+)
+
+
+def binary(a, b, c, d):
+    others = ([c, d], 0.3, [0.3, 0.6])
+    results = [t for n in BINARY for other in others for t in getattr(torch, f"_foreach_{n}")([a, b], other)]
+    return blended(results + [t for n in BINARY for t in in_place(n, [a, b], [c.detach(), d.detach()])])
+
+
+case("lists_binary", binary, SHAPES, LISTS, **made_positive())
+case(
+    "lists_ternary",
+    lambda a, b, c, d: [
+        *torch._foreach_lerp([a, b], [c, d], 0.3),
+        *torch._foreach_addcmul([a, b], [c, d], [a, b], 0.3),
+        *torch._foreach_addcdiv([a, b], [c, d], [a, b], [0.3, 0.6]),
+        *torch._foreach_clone([a, b]),
+        *torch._foreach_mul([a, b], torch.tensor(2.0)),
+        *in_place("lerp", [a, b], [c.detach(), d.detach()], 0.3),
+        *in_place("addcmul", [a, b], [c.detach(), d.detach()], [a.detach(), b.detach()]),
+        *in_place("addcdiv", [a, b], [c.detach(), d.detach()], [a.detach(), b.detach()]),
+        *in_place("copy", [a, b], [c.detach(), d.detach()]),
+    ],
+    SHAPES,
+    LISTS,
+    **made_positive(),
+)
+case(
+    "lists_norm",
+    lambda a, b, c, d: [
+        t.clone() for ord in (1, 2, 3.0, float("inf")) for t in torch._foreach_norm([a.detach(), b.detach()], ord)
+    ],
+    SHAPES,
+    LISTS,
+    **made_positive(),
+)
+
+
+def stepped(name, a, b, c, d, **kwargs):
+    """One step of a fused optimizer on copies; gradients and moments are cut as they come."""
+    params, grads = ([t.detach().clone() for t in pair] for pair in ((a, b), (c, d)))
+    moments = [[torch.zeros_like(p) for p in params] for _ in range(kwargs.pop("moments"))]
+    steps = [[torch.ones(()) for _ in params]] if name != "sgd" else []
+    empty = [[]] if name.startswith("adam") else []
+    getattr(torch, f"_fused_{name}_")(params, grads, *moments, *empty, *steps, lr=0.1, weight_decay=0.1, **kwargs)
+    return [*params, *(t for m in moments for t in m)]
+
+
+ADAM = dict(moments=2, beta1=0.9, beta2=0.99, eps=1e-8, amsgrad=False, maximize=False)
+SGD = dict(moments=1, momentum=0.9, dampening=0.0, nesterov=False, maximize=False, is_first_step=True)
+case(
+    "lists_fused",
+    lambda a, b, c, d: [
+        *stepped("adam", a, b, c, d, **ADAM),
+        *stepped("adamw", a, b, c, d, **ADAM),
+        *stepped("adagrad", a, b, c, d, moments=1, lr_decay=0.0, eps=1e-8, maximize=False),
+        *stepped("sgd", a, b, c, d, **SGD),
+    ],
+    SHAPES,
+    LISTS,
+    **made_positive(atol=1e-7),  # torch's own kernels are that exact
+)
+
+
+def unscaled(a, b):
+    """A value that is not finite on one rank only."""
+    grads, found = [a.detach() * 8, b.detach() * 8], torch.zeros(())
+    grads[0] = torch.where(grads[0] == grads[0].amax(), float("inf"), grads[0])
+    torch._amp_foreach_non_finite_check_and_unscale_(grads, found, torch.tensor(0.125))
+    return found.clone(), grads[1]
+
+
+case("lists_unscale", unscaled, (X, (4, 7)), ((1, 0), (2, None)), cuts2=(((1, 2), (0, 1)),))
