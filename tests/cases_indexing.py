@@ -32,7 +32,7 @@ case(
     "index_select",
     lambda x, i: (torch.index_select(x, 1, i), x.index_select(dim=1, index=i), x[:, i], x[:, i - 7]),
     (X, (9,)),
-    ((1, None), (1, 0), (2, 0), ("R", 0), (None, 0), (1, "R")),
+    ((1, None), (1, 0), (2, 0), ("R", 0), (None, 0), (1, "R"), ("P", None)),
     cuts2=(((1, 2), None), ((0, 1), None), ((1, 2), "R")),
     **SELECT,
 )
@@ -106,6 +106,27 @@ case(
     ((0, None), (1, None), (2, 0), (None, 0)),
     cuts2=(((1, 2), None),),
     make={1: numbers(0, 84)},
+)
+
+
+def _by_name(x, i, w):
+    """Forms that only torch itself uses: derivatives, decompositions, tables inside tensors of another mesh."""
+    aten = torch.ops.aten
+    return (
+        torch.embedding(w, i),
+        torch.embedding(w, i, padding_idx=3),
+        aten._unsafe_index(x.detach(), [None, i]),
+        aten._index_put_impl_(x.detach() * 1, [None, i], x.detach()[:, :1], True, True),
+    )
+
+
+case(
+    "index_by_name",
+    _by_name,
+    (X, (9,), (7, 6)),
+    ((1, None, None), (1, 0, None), (0, 0, 0), (2, 0, 1)),
+    cuts2=(((1, 2), None, None), (None, "R", (0, 1))),
+    **SELECT,
 )
 
 # -- elements by number ----------------------------------------------------------------------------------------------
@@ -199,10 +220,13 @@ case(
 )
 case(
     "index_reduce",
-    lambda x, i, s: tuple(
-        x.detach().index_reduce(1, i, s.detach(), how, include_self=own)
-        for how in ("prod", "mean", "amax", "amin")
-        for own in (True, False)
+    lambda x, i, s: (
+        tuple(
+            x.detach().index_reduce(1, i, s.detach(), how, include_self=own)
+            for how in ("prod", "mean", "amax", "amin")
+            for own in (True, False)
+        )
+        + ((x.detach() * 1).index_reduce_(1, i, s.detach(), "amax"),)
     ),
     (X, (9,), (2, 9, 6)),
     ROWS,
@@ -316,6 +340,8 @@ case(
         (x * 1).scatter_reduce_(1, i, s, reduce="sum"),
         x.detach().scatter(1, i, s.detach(), reduce="add"),
         x.detach().scatter(1, i, 2.0, reduce="multiply"),
+        (x.detach() * 1).scatter_(1, i, s.detach(), reduce="multiply"),
+        (x.detach() * 1).scatter_(1, i, 2.0, reduce="add"),
     ),
     (X, (2, 9, 6), (2, 9, 6)),
     SCATTER[:6],
@@ -337,7 +363,7 @@ case(
     "mask_of_rows",
     lambda x, m: (x[:, m], x[:, m, 1], x[0, m], x[:, m, None], x[:, m][..., 2:].sin()),
     (X, (7,)),
-    ((1, None), (1, 0), (0, None), (2, None), (None, 0), ("R", 0), (1, "R")),
+    ((1, None), (1, 0), (0, None), (2, None), (None, 0), ("R", 0), (1, "R"), ("P", 0)),
     cuts2=(((1, 2), None), ((0, 1), None), (None, "R")),
     **MASK,
 )
@@ -589,6 +615,9 @@ case(
         torch.searchsorted(e.sort(-1)[0], x),
         torch.isin(x.round(), e.round()),
         torch.searchsorted(e, x, sorter=e.argsort(-1)),
+        torch.searchsorted(e[0, 0].sort()[0], 0.5),
+        torch.bucketize(-0.5, e[0, 0].sort()[0]),
+        torch.isin(1, (e * 2).int()),
     ),
     (X, (2, 7, 4)),
     ((None, 2), (1, 1), (0, 2), (2, 0), (2, 1), (None, 1)),

@@ -94,6 +94,15 @@ case(
     (*EACH, ("R",)),
     cuts2=TWO,
 )
+
+
+def _inferred(x):
+    with torch.inference_mode():
+        y = x * 1
+        return y.reshape(2, 42) + 0, torch.ops.aten._reshape_alias(y, (2, 42), (42, 1)) + 0
+
+
+case("reshaped_by_name", _inferred, (X,), ((0,), (1,)), wire=(), differentiable=())
 case("merged_wire", lambda x: (x.flatten(1), x.reshape(2, 7, 3, 2), x.view(1, -1, 7, 6)), (X,), ((0,), (1,)), wire=())
 case(
     "rearranged",  # what einops calls
@@ -176,6 +185,8 @@ case(
         *x.vsplit(2),
         *x.dsplit(3),
         *torch.chunk(x, 2),
+        *torch.unsafe_split(x, 3, 1),
+        *torch.unsafe_split_with_sizes(x, [2, 5], 1),
     ),
     (X,),
     EACH,
@@ -350,9 +361,9 @@ def _layer(kind, *args, **kwargs):
     return fn
 
 
-for _name, _kind in (("gru", nn.GRU), ("lstm", nn.LSTM), ("rnn", nn.RNN)):
+for _name, _kind, _more in (("gru", nn.GRU, {}), ("lstm", nn.LSTM, {}), ("rnn", nn.RNN, {"nonlinearity": "relu"})):
     case(f"{_name}_batch", _layer(_kind, 6, 4, 2, batch_first=True, bidirectional=True), ((5, 7, 6),), ((0,),), wire=())
-    case(_name, _layer(_kind, 6, 4), ((7, 5, 6),), ((0,), (1,), (2,)), cuts2=(((1, 2),), ((0, 1),)))
+    case(_name, _layer(_kind, 6, 4, **_more), ((7, 5, 6),), ((0,), (1,), (2,)), cuts2=(((1, 2),), ((0, 1),)))
 
 
 def _cells(x, h, c, w):
@@ -360,7 +371,9 @@ def _cells(x, h, c, w):
     for cell in (gru, lstm, rnn):
         for p in cell.parameters():
             p.data = w.detach().flatten()[: p.numel()].view(p.shape).clone()
-    return gru(x, h), *lstm(x, (h, c)), rnn(x)
+    hard = nn.RNNCell(6, 4, nonlinearity="relu", dtype=x.dtype, device=x.device)
+    hard.load_state_dict(rnn.state_dict())
+    return gru(x, h), *lstm(x, (h, c)), rnn(x), hard(x)
 
 
 case(

@@ -12,7 +12,7 @@ from core.dispatch import Plan, op
 from core.errors import ShardingError
 from core.ops.composed import composed
 from core.region import run
-from core.shard_tensor import ShardTensor, as_shards
+from core.shard_tensor import ShardTensor, as_shards, check_promotion
 from core.spec import REPLICATE, replicated_spec
 
 aten = torch.ops.aten
@@ -84,6 +84,9 @@ def _at(dim, mask):
 def _meet(x, mask, dim):
     """Both laid so that the true ones are in order, their counts (axis -> a number for each rank), and those here."""
     mesh, n = (x if isinstance(x, ShardTensor) else mask)._spec.mesh, mask.ndim
+    for t in (x, mask):
+        if not isinstance(t, ShardTensor):
+            check_promotion(t)
     x, mask = as_shards(x, mesh), as_shards(mask, mesh)
     spec, over = x._spec.cut_once().finished(), mask._spec.cut_once()
     for axis, d in over.cuts():
