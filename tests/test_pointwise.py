@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from cases import extents
 from torch.distributed.tensor import Shard
 
-from core import ShardTensor, scatter_tensor, set_fallback
+from core import ShardingError, ShardTensor, scatter_tensor, set_fallback
 from core.debug import trace
 from core.ops.pointwise import UNTAGGED
 
@@ -28,6 +28,27 @@ OUT = [
     (aten.lerp.Tensor, torch.lerp),
     (aten.special_i1.default, torch.special.i1),
 ]
+
+# Other names of pointwise operations, which torch takes apart before it dispatches.
+OTHER_NAMES = """absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh divide fix greater greater_equal less
+    less_equal multiply negative not_equal subtract true_divide __and__ __or__ __iand__ __ior__ isclose isreal"""
+# In-place methods that are not pointwise: of other families, and those that shards refuse.
+ELSEWHERE = """addbmm addmm addmv addr baddbmm bernoulli copy cumprod cumsum detach exponential fill_diagonal index_add
+    index_copy index_fill index_put index_reduce log_normal masked_scatter normal put random renorm requires_grad
+    scatter scatter_add scatter_reduce squeeze swapaxes swapdims t transpose tril triu uniform unsqueeze"""
+REFUSED = {
+    "apply_": lambda x: x.apply_(abs),
+    "map_": lambda x: x.map_(x, max),
+    "map2_": lambda x: x.map2_(x, x, max),
+    "share_memory_": lambda x: x.share_memory_(),
+    "resize_": lambda x: x.resize_(3, 3),
+    "resize_as_": lambda x: x.resize_as_(x[:1]),
+    "as_strided_": lambda x: x.as_strided_((3,), (1,)),
+    "set_": lambda x: x.set_(x * 2),
+    "cauchy_": lambda x: x.cauchy_(),
+    "geometric_": lambda x: x.geometric_(0.5),
+}
+SPARSE = {"_coalesced_", "resize_as_sparse_", "sparse_resize_", "sparse_resize_and_clear_"}
 
 
 def real(g):
@@ -71,7 +92,12 @@ def overloads():
     """Functional and in-place overloads, tagged or known to ``core``."""
     names = sorted({s.name[6:] for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::")})
     found = [getattr(getattr(aten, n), o) for n in names for o in getattr(aten, n).overloads()]
-    found = [f for f in found if torch.Tag.pointwise in f.tags or f.overloadpacket in UNTAGGED]
+    others = {name + form for name in OTHER_NAMES.split() for form in ("", "_")}
+    found = [
+        f
+        for f in found
+        if torch.Tag.pointwise in f.tags or f.overloadpacket in UNTAGGED or f._schema.name[6:] in others
+    ]
     found = [f for f in found if any("Tensor" in str(a.type) for a in f._schema.arguments)]
     return [f for f in found if not any(a.is_out for a in f._schema.arguments)]
 
@@ -222,6 +248,26 @@ def test_arguments_by_hand_are_needed():
         assert func in found
         made = [arguments(func, d) for d in (real, unit, above_one)]
         assert not any(defined(func, args, kwargs) for args, kwargs in made), f"{func} needs none"
+
+
+def refused(meshes):
+    for name, call in REFUSED.items():
+        x = cut_like(real(torch.Generator().manual_seed(0)), meshes["2"], (1,))
+        with trace() as wire, pytest.raises(ShardingError):
+            call(x)
+        assert wire.count() == 0, name
+
+
+def test_refused_in_place(pool):
+    """Neither a crash nor a lost write."""
+    pool.run(refused)
+
+
+def test_every_in_place_method_is_known():
+    """A method that a new torch brings belongs to one of these."""
+    methods = {n for n in dir(torch.Tensor) if n.endswith("_") and not n.endswith("__") and not n.startswith("_philox")}
+    known = {f._schema.name[6:] for f in overloads()} | {f"{n}_" for n in ELSEWHERE.split()} | REFUSED.keys() | SPARSE
+    assert methods - known == set()
 
 
 def written_out(meshes):
