@@ -658,3 +658,5 @@ refuse("rows that do not fit", lambda x: x.index_add(1, torch.zeros(2, dtype=tor
 refuse("values that do not fit", lambda x: x.index_put((torch.tensor([0, 1]),), torch.ones(3, dtype=x.dtype)))
 refuse("norms of embeddings", lambda x: F.embedding(torch.tensor([1]), x[0, :, :, 0, 0], max_norm=1.0))
 refuse("sparse gradients of embeddings", lambda x: F.embedding(torch.tensor([1]), x[0, :, :, 0, 0], sparse=True))
+refuse("rows of another length", lambda x: x.__setitem__((slice(None), slice(0, 3)), x[:, :4]))
+refuse("a longer value by mask", lambda x: x.__setitem__(x[..., 0] > 9, torch.ones(5, dtype=x.dtype)))

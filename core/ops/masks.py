@@ -101,24 +101,23 @@ def _meet(x, mask, dim):
     return x, mask, {} if axis is None else {axis: _counts(here, mesh, axis, x.device)}, here
 
 
-def put_masked(x, mask, dim, value, longer=False):
-    """Writes ``value`` where ``mask``, over the dims of ``x`` from ``dim`` on, is true.
-
-    Args:
-        value: broadcasts to ``x[mask]``.
-        longer: it may have more rows than are true; the first are taken.
-    """
+def put_masked(x, mask, dim, value):
+    """Writes ``value``, which broadcasts to ``x[mask]``, where ``mask``, over the dims from ``dim`` on, is true."""
     rows = value.ndim - (x.ndim - dim - mask.ndim) - 1  # the dim of the value along which the true ones are counted
-    if rows < 0 or value.shape[rows] == 1 and not longer:
+    if rows < 0 or value.shape[rows] == 1:
         over = mask.reshape(*mask.shape, *[1] * (x.ndim - dim - mask.ndim))
         if rows >= 0:
             value = value.reshape(*value.shape[:rows], *[1] * mask.ndim, *value.shape[rows + 1 :])
-        x.copy_(torch.where(over, value, x))
+        written = torch.where(over, value, x)
     else:
-        x.copy_(_with_rows(x, mask, dim, value, rows, longer))
+        written = _with_rows(x, mask, dim, value, rows)
+    if written.shape != x.shape:
+        raise ShardingError(f"a value of shape {tuple(value.shape)}", op="x[mask] = value", operands=[tuple(x.shape)])
+    x.copy_(written)
 
 
-def _with_rows(x, mask, dim, value, rows, longer):
+def _with_rows(x, mask, dim, value, rows, longer=False):
+    """With a row of the value for each that is true; of a ``longer`` one the first are taken."""
     x, mask, sizes, here = _meet(x, mask, dim)
     out = _joined(x._spec, dim, mask.ndim, sizes, here)
     if longer and value.shape[rows] > out.shape[dim]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from core._torch import NoTorchFunction
+from core.errors import ShardingError
 from core.ops.composed import composed
 from core.ops.indexing import first_dim, take_rows
 from core.ops.masks import put_masked, take_masked
@@ -58,7 +59,10 @@ def setitem(x, subscript, value):
     value = value.to(x.dtype)
     value = value[(..., *[None] * numbers)] if value.ndim else value
     if not parts.indices:
-        x.copy_(_without_ones(value, x.ndim))
+        value = _without_ones(value, x.ndim)
+        if value.ndim > x.ndim or any(n not in (1, m) for n, m in zip(reversed(value.shape), reversed(x.shape))):
+            raise ShardingError(f"a value of shape {tuple(value.shape)} for {tuple(x.shape)}", op="x[...] = value")
+        x.copy_(value)
     elif _is_mask(parts.indices):
         value = _without_ones(value, x.ndim - parts.indices[0].ndim + 1)
         put_masked(x, parts.indices[0], parts.dims[0], value)
