@@ -58,9 +58,9 @@ def _transformed(func, x, lengths, dims, norm):
         shape[last] = 2 * (shape[last] - 1)
     if min(shape[d] for d in dims) < 1 or norm not in (None, "forward", "backward", "ortho"):
         raise ShardingError(f"lengths {lengths}, norm {norm!r}", op=func.__name__, operands=[x])
-    same = {d: d for d in range(x.ndim)}
+    same = _same(x)
     if all(x.axis_of(d) is None for d in dims):
-        return Plan((x,), x.reshaped(shape, same))
+        return Plan((x,), x.reshaped(shape, same), lambda t, *a, **k: _of_part(func, _moved(t, x, x), *a, **k))
     steps, at = _steps(x, family, dims, shape)
     kept = all(shape[d] == x.shape[d] for _, d in x.cuts())
     out = x.reshaped(shape, same) if kept else at
@@ -70,9 +70,9 @@ def _transformed(func, x, lengths, dims, norm):
             t = _moved(t, source, turned)
             one, many = _FAMILIES[family]
             if final:
-                t = one(t, None if lengths[last] == -1 else lengths[last], last, norm)
+                t = _of_part(one, t, None if lengths[last] == -1 else lengths[last], last, norm)
             else:
-                t = many(t, [lengths[d] for d in whole], whole, norm)
+                t = _of_part(many, t, [lengths[d] for d in whole], whole, norm)
         return _moved(t, at, out)
 
     return Plan((x,), out, local)
@@ -82,31 +82,53 @@ def _steps(x, family, dims, shape):
     """Turns of the dims: (spec before, spec with these dims whole, dims, whether it is the last dim's); and the spec
     after all."""
     *others, last = dims
-    turns, steps = [(others, False), ([last], True)], []
+    turns, steps, todo = [(others, False), ([last], True)], [], list(dims)
+    if family in ("fft", "ifft"):
+        turns = [(todo, False)]
     for left, final in reversed(turns) if family in _HALVES else turns:
         while left:
-            ready = [d for d in left if x.axis_of(d) is None] or left[:1]
-            turned = x.aside(*ready)
+            turned = x if any(x.axis_of(d) is None for d in left) else _aside(x, left[0], todo)
+            ready = [d for d in left if turned.axis_of(d) is None]
             steps.append((x, turned, ready, final))
             x = turned.reshaped([shape[d] if d in ready else n for d, n in enumerate(x.shape)], _same(x))
-            left = [d for d in left if d not in ready]
+            left, todo = ([d for d in ds if d not in ready] for ds in (left, todo))
     return steps, x
+
+
+def _aside(x, dim, todo):
+    """All dims that are still to do made whole at once, if others can take their cuts; if not, this one."""
+    turned = x.aside(*todo)
+    return turned if len(turned.cuts()) == len(x.cuts()) else x.aside(dim)
 
 
 def _same(x):
     return {d: d for d in range(x.ndim)}
 
 
+def _of_part(transform, t, *args, **kwargs):
+    """Libraries refuse a part without rows: it is transformed as one row, of which none is kept."""
+    none = [d for d, n in enumerate(t.shape) if n == 0]
+    t = transform(t.sum(none, keepdim=True) if none else t, *args, **kwargs).resolve_conj()
+    for d in none:
+        t = t.narrow(d, 0, 0)
+    return t
+
+
 def _moved(t, source, target):
-    """``t`` cut otherwise, in the local graph."""
+    """``t`` cut otherwise, in the local graph. Complex numbers go as pairs: gloo trades real ones only, and a conjugate
+    must be carried out in the memory, that of a gradient too."""
     is_complex = t.is_complex()
-    t = torch.view_as_real(t.resolve_conj()) if is_complex else t  # gloo trades real numbers only
+    t = torch.view_as_real(t.resolve_conj()) if is_complex else t
     for axis, dim in source.cuts():
-        to, group = target.placements[axis], c.axis_group(source.mesh, axis)
-        if isinstance(to, Shard) and to.dim != dim and source.axis_of(to.dim) is None:
-            t = c.all_to_all(t, to.dim, dim, target.sizes[axis], source.sizes[axis], group)
-            source = source.with_axis(axis, to, target.sizes[axis])
-        elif to != source.placements[axis]:
+        to, sizes, group = target.placements[axis], target.sizes[axis], c.axis_group(source.mesh, axis)
+        if to == source.placements[axis]:
+            if sizes != source.sizes[axis]:
+                wanted = [((a, b),) for a, b in zip(target.offsets(axis), target.offsets(axis)[1:])]
+                t = c.exchange(t, dim, source.sizes[axis], wanted, group)
+        elif isinstance(to, Shard) and source.axis_of(to.dim) is None:
+            t = c.all_to_all(t, to.dim, dim, sizes, source.sizes[axis], group)
+            source = source.with_axis(axis, to, sizes)
+        else:
             t = c.gather(t, dim, source.sizes[axis], group)
             source = source.whole(dim)
     for axis, dim in target.cuts():
