@@ -59,7 +59,7 @@ class _Elements:
     """Entries of an index as coordinates: the row along ``dim``, and the place among the other dims of a part."""
 
     def __init__(self, x, over, dim):
-        self.dim, self.others, self.rows = dim, [d for d in range(x.ndim) if d != dim], x.shape[dim]
+        self.dim, self.others = dim, [d for d in range(x.ndim) if d != dim]
         self.inner = [x.local_shape()[d] for d in self.others]
         self.starts = [over.local_range(d)[0] if x.axis_of(d) is None else 0 for d in self.others]
         self.extents = x.shape[dim], prod(self.inner)
@@ -106,7 +106,7 @@ def gather(func, x, dim, index, *, sparse_grad=False):
     legs, elements = legs_of(x, (dim,), over), _Elements(x, over, dim)
 
     def local(t, dim, index, **kwargs):
-        flat = elements.flat(t)
+        flat = t.movedim(dim, 0).reshape(-1)
         read = lambda columns: flat[elements.at(columns)]  # noqa: E731
         return fetch(read, elements.columns(index), elements.extents, legs).view(index.shape)
 
@@ -116,9 +116,9 @@ def gather(func, x, dim, index, *, sparse_grad=False):
 @composed(torch.take_along_dim, torch.Tensor.take_along_dim)
 def take_along_dim(input, indices, dim=None):
     if dim is None:
-        return torch.gather(input.reshape(-1), 0, indices.reshape(-1))
-    if input.ndim != indices.ndim:
-        raise ShardingError(f"indices of {indices.ndim} dims for a tensor of {input.ndim}", op="take_along_dim")
+        return take(input, indices.reshape(-1))
+    if input.ndim != indices.ndim or not -input.ndim <= dim < input.ndim:
+        raise ShardingError(f"indices of {indices.ndim} dims along dim {dim} of {input.ndim}", op="take_along_dim")
     dim = dim % input.ndim
     shapes = ([1 if d == dim else n for d, n in enumerate(t.shape)] for t in (input, indices))
     shape = torch.broadcast_shapes(*shapes)

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch.distributed.tensor.placement_types import Shard
 
 from core._torch import NoDispatch
 from core.dispatch import Plan, op
@@ -63,7 +64,7 @@ def squeeze(func, x, dim=None):
 def expand(func, x, size, *, implicit=False):
     lead = len(size) - x.ndim
     shape = [x.shape[i - lead] if n == -1 else n for i, n in enumerate(size)]
-    if lead < 0 or any(n not in (1, shape[d + lead]) for d, n in enumerate(x.shape)):
+    if lead < 0 or -1 in size[:lead] or any(n not in (1, shape[d + lead]) for d, n in enumerate(x.shape)):
         raise ShardingError(f"cannot be expanded to {tuple(size)}", op="expand", operands=[x])
     x = x.whole(*(d for d in range(x.ndim) if x.shape[d] == 1 and shape[d + lead] != 1))
     out = x.reshaped(shape, {d: d + lead for d in range(x.ndim)})
@@ -112,6 +113,9 @@ def viewed(x, size):
         a, b = next(g for g in _groups(x.shape, shape) if dim in g[0])
         ahead = [d for d in a if d < dim and x.shape[d] != 1]
         lead = next((d for d in b if shape[d] != 1), b[0] if b else None)
+        if ahead and x.axis_of(ahead[0]) is None:  # what is merged can be cut in order only along its first dim
+            dim, ahead = ahead[0], []
+            x = x.with_axis(axis, Shard(dim))
         if ahead or lead is None:
             x = x.whole(dim)
             continue
