@@ -71,10 +71,22 @@ def start_all_reduce(x, group, op="sum"):
     return lambda: _sent(message, x.device, handle)
 
 
+# What gloo moves as it is; other dtypes (complex, bool, small and unsigned whole numbers) travel as their bytes.
+_CARRIED = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8}
+
+
+def as_bytes(x):
+    """A contiguous tensor as one that every backend can move."""
+    x = x.contiguous()
+    return x if x.dtype in _CARRIED else (torch.view_as_real(x) if x.is_complex() else x).view(torch.uint8)
+
+
 def _send_all_gather(x, group):
     """Equal blocks of every rank, stacked along dim 0."""
     message = _recorded("all_gather", x.numel() * x.element_size() * (group.size - 1), x.device)
-    return _sent(message, x.device, wire.all_gather_into_tensor(x.contiguous(), group.size, group.name))
+    flat = as_bytes(x.reshape(-1))
+    flat = _sent(message, x.device, wire.all_gather_into_tensor(flat, group.size, group.name))
+    return flat.view(x.dtype).view(len(x) * group.size, *x.shape[1:])
 
 
 def _send_reduce_scatter(x, group):
@@ -87,11 +99,11 @@ def _send_all_to_all(flat, out_splits, in_splits, group):
     """Flat buffers cut by element counts per peer; a zero sends nothing."""
     nbytes = (sum(in_splits) - in_splits[group.rank]) * flat.element_size()
     message = _recorded("all_to_all", nbytes, flat.device)
-    as_bytes = flat.dtype == torch.bool
-    flat = flat.view(torch.uint8) if as_bytes else flat
-    got = wire.all_to_all_single(flat.contiguous(), out_splits, in_splits, group.name)
-    out = _sent(message, flat.device, got)
-    return out.view(torch.bool) if as_bytes else out
+    moved = as_bytes(flat)
+    unit = moved.element_size() and flat.element_size() // moved.element_size()
+    splits = [[n * unit for n in counts] for counts in (out_splits, in_splits)]
+    out = wire.all_to_all_single(moved.reshape(-1), *splits, group.name)
+    return _sent(message, flat.device, out).view(flat.dtype)
 
 
 # -- gather and its transpose -------------------------------------------------------------------------------------

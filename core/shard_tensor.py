@@ -478,11 +478,11 @@ def _send_parts(tensor, src, mesh, placements, global_shape, dtype, sizes):
             if r == src:
                 local.copy_(source[index])
             elif part.numel():
-                requests.append(dist.isend(_as_bytes(source[index].to(device).contiguous()), r))
+                requests.append(dist.isend(c.as_bytes(source[index].to(device).reshape(-1)), r))
         for q in requests:
             q.wait()
     elif local.numel():
-        buffer = _as_bytes(local)
+        buffer = c.as_bytes(local.reshape(-1))
         dist.recv(buffer, src)
     return local.contiguous(memory_format=memory_format), spec
 
@@ -507,10 +507,6 @@ def _memory_format(x):
         if x.ndim == ndim and x.is_contiguous(memory_format=fmt) and not x.is_contiguous():
             return fmt
     return torch.contiguous_format
-
-
-def _as_bytes(x):
-    return x.view(torch.uint8) if x.dtype == torch.bool else x
 
 
 from core import dispatch  # noqa: E402  (dispatch needs the class, the class needs dispatch only when called)

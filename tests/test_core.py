@@ -80,6 +80,23 @@ def _scatter(meshes):
         scatter_tensor(torch.zeros(4), 99, meshes["2"], [Shard(0)])
 
 
+def _every_dtype_travels(meshes):
+    """Also those that gloo does not know: complex, bool, small and unsigned whole numbers, eight-bit floats."""
+    kinds = [torch.complex64, torch.complex128, torch.bool, torch.int8, torch.int16, torch.uint16, torch.uint32]
+    kinds += [torch.uint8, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.int64]
+    mesh = meshes["2"]
+    src = int(mesh.mesh.flatten()[1])
+    for dtype in kinds:
+        whole = (torch.randn(5, 4, generator=torch.Generator().manual_seed(src)) * 3).abs().to(dtype)
+        x = scatter_tensor(whole if dist.get_rank() == src else None, src, mesh, [Shard(0)], sizes={0: (4, 1)})
+        for y in (x, x.redistribute(placements=[Shard(1)]), x.redistribute(placements=[Shard(0)], sizes={0: (0, 5)})):
+            assert y.dtype == dtype and torch.equal(y.full_tensor().view(torch.uint8), whole.view(torch.uint8)), dtype
+        zero = scatter_tensor(whole[0, 0] if dist.get_rank() == src else None, src, mesh, [Replicate()])
+        assert zero.shape == () and torch.equal(
+            zero.to_local().view(1).view(torch.uint8), whole[0, :1].view(torch.uint8)
+        )
+
+
 def _scatter_shape_mismatch(meshes):
     mesh = meshes["2"]
     src = int(mesh.mesh.flatten()[0])
@@ -284,8 +301,8 @@ def _user_handlers(meshes):
 
 
 CASES = [
-    _specs, _scatter, _scatter_shape_mismatch, _from_local, _gradient_through_local, _redistribute, _cut_twice,
-    _dtensor, _behaves_as_tensor, _errors_are_not_swallowed, _user_handlers,
+    _specs, _scatter, _every_dtype_travels, _scatter_shape_mismatch, _from_local, _gradient_through_local,
+    _redistribute, _cut_twice, _dtensor, _behaves_as_tensor, _errors_are_not_swallowed, _user_handlers,
 ]  # fmt: skip
 
 
