@@ -9,6 +9,7 @@ import torch
 from core.dispatch import TARGET, Plan, mutates, op
 from core.errors import MissingShardPatch, ShardingError
 from core.ops.composed import composed
+from core.ops.reduction import reduced
 from core.shard_tensor import ShardTensor
 
 aten = torch.ops.aten
@@ -83,14 +84,15 @@ def _embedded(x, shape, offset, dim1, dim2):
     return Plan((x,), out, local)
 
 
-# -- made of these ----------------------------------------------------------------------------------------------------
-@composed(torch.trace, torch.Tensor.trace)
-def trace(input):
+@op(torch.trace, torch.Tensor.trace)
+def trace(func, input):
     if input.ndim != 2:
-        raise ShardingError(f"a tensor of {input.ndim} dims is no matrix", op="trace")
-    return input.diagonal().sum()
+        raise ShardingError("needs a matrix", op="trace", operands=[input])
+    shift = input.local_range(0)[0] - input.local_range(1)[0]
+    return Plan((input,), reduced(input, (0, 1), False)[0], lambda t: t.diagonal(shift).sum())
 
 
+# -- made of these ----------------------------------------------------------------------------------------------------
 @composed(torch.diagonal_scatter, torch.Tensor.diagonal_scatter)
 def diagonal_scatter(input, src, offset=0, dim1=0, dim2=1):
     out = input.clone()
