@@ -37,7 +37,8 @@ def cosine_similarity(func, x1, x2, dim=1, eps=1e-8):
     groups = groups_of(target, axes)
 
     def local(a, b, *args, **kwargs):
-        sums = torch.stack(torch.broadcast_tensors(*((s * t).sum(dims, True) for s, t in ((a, b), (a, a), (b, b)))))
+        a, b = torch.broadcast_tensors(a, b)
+        sums = torch.stack([(a * b).sum(dims, True), (a * a).sum(dims, True), (b * b).sum(dims, True)])
         for group in groups:
             sums = c.all_reduce(sums, group)
         product, *norms = sums[0], root(sums[1]), root(sums[2])

@@ -7,8 +7,9 @@ that attain the global extreme the smallest index is taken, by one more small al
 import torch
 
 from core import collectives as c
-from core.dispatch import _ENGINE, Plan, above, op
+from core.dispatch import _ENGINE, Plan, op
 from core.errors import ShardingError
+from core.ops.along import named
 from core.ops.reduction import count_of, groups_of, reduced, reduced_dims, squeezed
 
 aten = torch.ops.aten
@@ -148,6 +149,7 @@ class _Chosen(torch.autograd.Function):
         return grad, None, None, None, None, None
 
 
+@op(aten.max.dim, aten.min.dim)
 def extreme_along(func, x, dim, keepdim=False):
     """Values and indices along one dim."""
     (d,) = dims = reduced_dims(x, dim)
@@ -165,34 +167,24 @@ def extreme_along(func, x, dim, keepdim=False):
     return Plan((x,), (out.finished(),) * 2, local)
 
 
-op(aten.max.dim, aten.min.dim)(extreme_along)
-
-
-def _max_of(x, dim, keepdim=False):
-    return tuple(torch.max(x, dim, keepdim))
-
-
-def _min_of(x, dim, keepdim=False):
-    return tuple(torch.min(x, dim, keepdim))
-
-
-op(_max_of, _min_of)(extreme_along)
-
-
-def _three_forms(along, all_of, pairwise, kind):
+def _three_forms(along, of_all, of_two):
     """torch.max and torch.min: along a dim with indices, of everything, or of two tensors, by their arguments."""
 
     def call(input, dim=None, *args, axis=None, other=None, **kwargs):
         dim = dim if axis is None else axis
         if isinstance(dim, int):
-            return kind(above(along, (), (input, dim, *args), kwargs))
+            return along(input, dim, *args, **kwargs)
         other = dim if other is None else other
-        return all_of(input, **kwargs) if other is None else pairwise(input, other, **kwargs)
+        return of_all(input, **kwargs) if other is None else of_two(input, other, **kwargs)
 
     return call
 
 
-for _f in (torch.max, torch.Tensor.max):
-    _ENGINE[_f] = _three_forms(_max_of, aten.max.default, torch.maximum, torch.return_types.max)
-for _f in (torch.min, torch.Tensor.min):
-    _ENGINE[_f] = _three_forms(_min_of, aten.min.default, torch.minimum, torch.return_types.min)
+for _f, _all, _two in (
+    (torch.max, aten.max.default, torch.maximum),
+    (torch.Tensor.max, aten.max.default, torch.maximum),
+    (torch.min, aten.min.default, torch.minimum),
+    (torch.Tensor.min, aten.min.default, torch.minimum),
+):
+    named(_f)(extreme_along)
+    _ENGINE[_f] = _three_forms(_ENGINE[_f], _all, _two)

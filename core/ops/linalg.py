@@ -10,8 +10,8 @@ import torch
 
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.ops.along import named
 from core.ops.matmul import contract
-from core.ops.named import named
 
 aten = torch.ops.aten
 la = torch.linalg
@@ -22,20 +22,8 @@ la = torch.linalg
 @op(la.pinv, torch.pinverse, torch.Tensor.pinverse, la.matrix_rank, la.cond, la.svdvals, la.eigvals, la.eigvalsh)
 @op(la.matrix_exp, torch.matrix_exp, torch.Tensor.matrix_exp)
 @op(la.matrix_power, torch.matrix_power, torch.Tensor.matrix_power, aten._linalg_svd, aten._linalg_eigh)
-@named(
-    svd=(torch.svd, torch.Tensor.svd),
-    qr=(torch.qr, torch.Tensor.qr),
-    slogdet=(torch.slogdet, torch.Tensor.slogdet),
-    linalg_svd=(la.svd,),
-    linalg_qr=(la.qr,),
-    linalg_slogdet=(la.slogdet,),
-    linalg_eig=(la.eig,),
-    linalg_eigh=(la.eigh,),
-    linalg_lu=(la.lu,),
-    linalg_lu_factor=(la.lu_factor,),
-    linalg_inv_ex=(la.inv_ex,),
-    linalg_cholesky_ex=(la.cholesky_ex,),
-)
+@named(torch.svd, torch.Tensor.svd, torch.qr, torch.Tensor.qr, torch.slogdet, torch.Tensor.slogdet)
+@named(la.svd, la.qr, la.slogdet, la.eig, la.eigh, la.lu, la.lu_factor, la.inv_ex, la.cholesky_ex)
 def of_matrix(func, A, *args, **kwargs):
     """Results have the batch dims first; torch itself says what follows them, asked without any data."""
     if A.ndim < 2:
@@ -43,9 +31,25 @@ def of_matrix(func, A, *args, **kwargs):
     A = A.aside(-2, -1)
     like = func(torch.empty(A.shape, device="meta"), *args, **kwargs)
     batch = {d: d for d in range(A.ndim - 2)}
+    local = None if A.local_shape().numel() else _connected(func)
     if isinstance(like, torch.Tensor):
-        return Plan((A,), A.reshaped(like.shape, batch))
-    return Plan((A,), tuple([A.reshaped(t.shape, batch) for t in like]))
+        return Plan((A,), A.reshaped(like.shape, batch), local)
+    return Plan((A,), tuple([A.reshaped(t.shape, batch) for t in like]), local)
+
+
+def _connected(func):
+    """For a part without matrices, of which torch may give results without a gradient: it takes part in the backward
+    pass of all ranks."""
+
+    def tied(out, A):
+        number = out.is_floating_point() or out.is_complex()
+        return out + A.abs().sum() if number and not out.requires_grad else out
+
+    def local(A, *args, **kwargs):
+        out = func(A, *args, **kwargs)
+        return tied(out, A) if isinstance(out, torch.Tensor) else tuple([tied(o, A) for o in out])
+
+    return local
 
 
 @op(la.solve, names=("A", "B"))

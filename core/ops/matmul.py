@@ -64,8 +64,10 @@ def inner(func, a, b):
 
 
 @op(torch.tensordot, names=("a", "b"))
-def tensordot(func, a, b, dims=2):
+def tensordot(func, a, b, dims=2, out=None):
     """Over the last dims of one and the first of the other, or over dims given by two lists."""
+    if out is not None:
+        raise ShardingError("writes into out", op="tensordot", operands=[a, b], remedy="Use the form that returns it.")
     if isinstance(dims, int):
         dims = range(a.ndim - dims, a.ndim), range(dims)
     left, right = list(ascii_letters[: a.ndim]), list(ascii_letters[a.ndim : a.ndim + b.ndim])
@@ -79,7 +81,15 @@ def tensordot(func, a, b, dims=2):
 def bilinear(func, a, b, weight, bias=None):
     rows = _letters(a.ndim - 1)
     inputs, out = contract(func, [(a, rows + "x"), (b, rows + "y"), (weight, "oxy")], rows + "o")
-    return Plan(inputs if bias is None else (*inputs, operand(bias, out)), out)
+    inputs = inputs if bias is None else (*inputs, operand(bias, out))
+    return Plan(inputs, out, _bilinear)
+
+
+def _bilinear(a, b, weight, bias=None):
+    if weight.numel():
+        return F.bilinear(a, b, weight, bias)
+    none = torch.einsum("...x,oxy,...y->...o", a, weight, b)  # a part without features, which torch refuses
+    return none if bias is None else none + bias
 
 
 @op(torch.einsum)
@@ -186,7 +196,10 @@ def addbmm(func, bias, a, b, *, beta=1, alpha=1):
 
 @op(aten.addmv)
 def addmv(func, bias, a, b, *, beta=1, alpha=1):
-    return _added(func, bias, a, "nm", b, "m", "n")
+    def local(bias, a, b, **kwargs):  # of no rows torch would give the shape of the bias
+        return func(bias.expand(a.shape[0]), a, b, **kwargs)
+
+    return _added(func, bias, a, "nm", b, "m", "n", local)
 
 
 @op(aten.addr)
@@ -194,19 +207,18 @@ def addr(func, bias, a, b, *, beta=1, alpha=1):
     return _added(func, bias, a, "n", b, "p", "np")
 
 
-def _added(func, bias, a, left, b, right, result):
+def _added(func, bias, a, left, b, right, result, local=None):
     """``beta * bias + alpha * product``: of a pending product the bias is pending too, so that it counts once."""
     inputs, out = contract(func, [(a, left), (b, right)], result)
-    return _below(func, (operand(bias, out), *inputs), out)
+    return _below(local or func, (operand(bias, out), *inputs), out)
 
 
 def _below(func, inputs, out):
     """Below autograd a pending product is summed at once, and what is whole then is a plain tensor."""
     if not out.is_partial():
-        return Plan(inputs, out)
+        return Plan(inputs, out, func)
     done = out.finished()
-    summed = lambda *args, **kwargs: finish_local(func(*args, **kwargs), out)  # noqa: E731
-    return Plan(inputs, None if done.is_replicated() else done, summed)
+    return Plan(inputs, None if done.is_replicated() else done, lambda *a, **k: finish_local(func(*a, **k), out))
 
 
 @op(aten.linalg_cross)
