@@ -7,7 +7,7 @@ extent (the first of equals); the others follow. In-place operations keep the cu
 """
 
 import torch
-from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Partial, Shard
 
 from core.dispatch import TARGET, Plan, mutates, op, tensors_in
 from core.errors import ShardingError
@@ -87,7 +87,7 @@ def operand(spec, target, func=None):
                 p, extents = REPLICATE, None
             else:
                 p = Shard(dim)
-        elif isinstance(p, Partial) and func in _SCALES and isinstance(spec.placements[axis], Replicate):
+        elif isinstance(p, Partial) and func in _SCALES and not isinstance(spec.placements[axis], Partial):
             p = REPLICATE
         placements.append(p)
         sizes.append(extents)
