@@ -22,6 +22,7 @@ ARITHMETIC = (
 )
 _EACH = [f"_foreach_{name}{form}" for name in UNARY + ARITHMETIC for form in ("", "_")]
 _EACH += ["_foreach_clone", "_foreach_copy_", "_foreach_zero_"]
+_EACH = [name for name in _EACH if hasattr(aten, name)]  # torch 2.11 has not all of them
 _FUSED = {aten._fused_sgd_, aten._fused_adam_, aten._fused_adamw_, aten._fused_adagrad_}
 
 
