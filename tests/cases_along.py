@@ -1,7 +1,7 @@
 """Rows of operations along a dim: running sums, order, flips and rolls, repetitions."""
 
 import torch
-from cases import case
+from cases import case, refuse
 
 X = (2, 7, 6)
 FREE, CUT = ((0,), (2,)), ((1,),)
@@ -52,7 +52,8 @@ case(
 
 # -- running sums -----------------------------------------------------------------------------------------------------
 def _sums(x):
-    return torch.cumsum(x, 1), x.cumsum(dim=-2), (x > 0).cumsum(1, dtype=x.dtype), torch.ops.aten.cumsum(x, 1)
+    below = torch.ops.aten.cumsum(x, 1), x.clone().cumsum_(1)
+    return torch.cumsum(x, 1), x.cumsum(dim=-2), (x > 0).cumsum(1, dtype=x.dtype), *below
 
 
 def _running(x):
@@ -63,7 +64,9 @@ case("running_free", lambda x: (x.cumsum(1), torch.cumprod(x, 1), *_running(x)),
 case("running_cut", _running, (X,), CUT, cuts2=BOTH)
 case("cumsum_cut", _sums, (X,), (*CUT, ("R",), ("P",)), cuts2=BOTH)
 case("cumsum_whole_numbers", lambda x: (x.cumsum(1), (x > 1).cumsum(1), x.cumprod(1)), (X,), CUT, make={0: _few})
-case("cumprod_cut", lambda x: (torch.cumprod(x, 1), x.cumprod(1)), (X,), CUT, cuts2=BOTH, make={0: _with_zeros})
+case(
+    "cumprod_cut", lambda x: (torch.cumprod(x, 1), x.clone().cumprod_(1)), (X,), CUT, cuts2=BOTH, make={0: _with_zeros}
+)
 
 
 # -- order ------------------------------------------------------------------------------------------------------------
@@ -158,3 +161,10 @@ case("repeat_cut", _tiled, (X,), ((1,), (2,)), cuts2=BOTH)
 case("repeat_interleave", _each_repeated, (X, (7,)), ((0, None), (1, None), (2, None)), cuts2=(((1, 2), None),), make=N)
 case("diff", lambda x: (x.diff(), torch.diff(x, 2, 1), x.diff(dim=1, prepend=x[:, :2])), (X,), ((0,), (1,), (2,)))
 case("trapezoid", _areas, (X, (7,)), ((0, None), (1, None), (1, 0)), cuts2=(((1, 2), None),))
+
+refuse("topk of more than there are", lambda x: x.topk(9, 1))
+refuse("kthvalue of more than there are", lambda x: x.kthvalue(8, dim=1))
+refuse("quantile above one", lambda x: torch.quantile(x, 1.5, dim=1))
+refuse("roll with a shift too many", lambda x: x.roll((1, 2), 1))
+refuse("rot90 in one dim", lambda x: x.rot90(1, (1, 1)))
+refuse("repeat of too few dims", lambda x: x.repeat(2, 2))

@@ -1,7 +1,7 @@
 """Rows of Fourier transforms: every form over dims that are whole and over dims that are cut."""
 
 import torch
-from cases import case
+from cases import case, refuse
 
 fft = torch.fft
 X, PLANE = (2, 7, 6), (7, 6)
@@ -60,7 +60,8 @@ def _parts(*zs):
 
 
 def _shifted(x):
-    return fft.fftshift(x), fft.ifftshift(x, dim=1), fft.fftshift(x, (1, 2)), fft.fftfreq(4)
+    z = fft.fftshift(fft.fft2(x), dim=(1, 2)).roll(1, 0).flip(1).repeat(1, 2, 1)
+    return fft.fftshift(x), fft.ifftshift(x, dim=1), *_parts(z, z.cumsum(1), _of_complex(x).cumprod(1))
 
 
 case("fft_free", lambda x: fft.ifft(fft.fft(x, dim=1), 4, 1).real, (X,), ((0,), (2,)), wire=())
@@ -81,3 +82,8 @@ case(
 case("fft_one_line", lambda x: _parts(fft.fft(x), fft.rfft(x)), ((7,),), ((0,),))
 case("fft_of_complex", lambda z: (fft.fft(z, dim=1), fft.irfft2(z)), (X,), EACH, cuts2=BOTH, make={0: _complex})
 case("fft_shift", _shifted, (X,), EACH, cuts2=BOTH)
+
+refuse("fft of an unknown norm", lambda x: fft.fft(x, dim=1, norm="half"))
+refuse("fft of no rows", lambda x: fft.ifft(x, 0, 1))
+refuse("fftn of one dim twice", lambda x: fft.fftn(x, dim=(1, 1)))
+refuse("fft2 with one length", lambda x: fft.rfft2(x, s=(4,)))

@@ -10,7 +10,7 @@ from functools import wraps
 import torch
 
 from core import collectives as c
-from core.dispatch import _ENGINE, Plan, above, op
+from core.dispatch import _ENGINE, TARGET, Plan, above, op
 from core.ops.reduction import reduced_dims
 
 aten = torch.ops.aten
@@ -56,6 +56,12 @@ def cumsum(func, x, dim, *, dtype=None):
 @op(torch.cumprod, torch.Tensor.cumprod, aten.cumprod)
 def cumprod(func, x, dim, *, dtype=None):
     return _running(func, x, dim, dtype, torch.prod, torch.mul)
+
+
+@op(aten.cumsum_, aten.cumprod_)
+def running_in_place(func, x, dim, *, dtype=None):
+    local = (cumsum if func.overloadpacket is aten.cumsum_ else cumprod)(func, x, dim, dtype=dtype).local
+    return Plan((x,), TARGET, local and (lambda t, *args, **kwargs: t.copy_(local(t, *args, **kwargs))))
 
 
 def _running(func, x, dim, dtype, total, joined):

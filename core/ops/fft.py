@@ -48,7 +48,9 @@ def transform_many(func, x, s=None, dim=None, norm=None):
 def _transformed(func, x, lengths, dims, norm):
     family, dims = _FAMILY[func], [reduced_dims(x, d)[0] for d in dims]
     if len(lengths) != len(dims) or len(set(dims)) != len(dims) or not dims or x.ndim == 0:
-        raise ShardingError(f"lengths {list(lengths)} for dims {dims}", op=func.__name__, operands=[x])
+        raise _refused(func, x, f"lengths {list(lengths)} for dims {dims}", "Give one length for each of unlike dims.")
+    if norm not in (None, "forward", "backward", "ortho"):
+        raise _refused(func, x, f"norm {norm!r}", "Use 'forward', 'backward' or 'ortho'.")
     lengths = dict(zip(dims, (-1 if n is None else n for n in lengths)))
     shape = [lengths[d] if lengths.get(d, -1) != -1 else n for d, n in enumerate(x.shape)]
     last = dims[-1]
@@ -56,8 +58,8 @@ def _transformed(func, x, lengths, dims, norm):
         shape[last] = shape[last] // 2 + 1
     elif family in _DOUBLES and lengths[last] == -1:
         shape[last] = 2 * (shape[last] - 1)
-    if min(shape[d] for d in dims) < 1 or norm not in (None, "forward", "backward", "ortho"):
-        raise ShardingError(f"lengths {lengths}, norm {norm!r}", op=func.__name__, operands=[x])
+    if 0 in lengths.values() or min(shape[d] for d in dims) < 1:
+        raise _refused(func, x, f"no rows along a dim of {dims}", "Give lengths of at least one.")
     same = _same(x)
     if all(x.axis_of(d) is None for d in dims):
         return Plan((x,), x.reshaped(shape, same), lambda t, *a, **k: _of_part(func, _moved(t, x, x), *a, **k))
@@ -76,6 +78,10 @@ def _transformed(func, x, lengths, dims, norm):
         return _moved(t, at, out)
 
     return Plan((x,), out, local)
+
+
+def _refused(func, x, problem, remedy):
+    return ShardingError(problem, op=func.__name__, operands=[x], remedy=remedy)
 
 
 def _steps(x, family, dims, shape):

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @op(torch.argsort, torch.Tensor.argsort, aten.argsort, aten.sort)
 @named(torch.sort, torch.Tensor.sort)
-def sort(func, x, dim=-1, *args, **kwargs):
+def sort(func, x, dim=-1, descending=False, stable=False):
     _, turned = aside(x, dim)
     return Plan((turned,), turned, final=x)
 
@@ -36,7 +36,7 @@ def topk(func, x, k, dim=-1, largest=True, sorted=True):
     dim = reduced_dims(x, dim)[0]
     rows = x.shape[dim] if x.ndim else 1
     if not 0 <= k <= rows:
-        raise ShardingError(f"k = {k} of {rows}", op="topk", operands=[x])
+        raise ShardingError(f"k = {k} of {rows}", op="topk", operands=[x], remedy="Take at most all.")
     axis = x.axis_of(dim)
     out = x.whole(dim)
     out = out.reshaped([k if d == dim else n for d, n in enumerate(x.shape)], {d: d for d in range(x.ndim)})
@@ -60,7 +60,7 @@ def topk(func, x, k, dim=-1, largest=True, sorted=True):
 def kthvalue(func, x, k, dim=-1, keepdim=False):
     rows = x.shape[reduced_dims(x, dim)[0]] if x.ndim else 1
     if not 1 <= k <= rows:
-        raise ShardingError(f"k = {k} of {rows}", op="kthvalue", operands=[x])
+        raise ShardingError(f"k = {k} of {rows}", op="kthvalue", operands=[x], remedy="Count from one.")
     return _selected(x, dim, keepdim)
 
 
@@ -91,7 +91,8 @@ def quantile(func, x, q, dim=None, keepdim=False, *, interpolation="linear"):
     """Of all values: gathers."""
     one = isinstance(q, (int, float))
     if not x.shape.numel() or one and not 0 <= q <= 1:
-        raise ShardingError(f"q = {q} of {x.shape.numel()} values", op=func.__name__, operands=[x])
+        problem, remedy = f"q = {q} of {x.shape.numel()} values", "Give q between zero and one."
+        raise ShardingError(problem, op=func.__name__, operands=[x], remedy=remedy)
     dims = reduced_dims(x, dim)
     turned = x.replicated() if dim is None else x.aside(*dims)
     out, _ = reduced(turned, dims, keepdim)

@@ -63,7 +63,8 @@ def roll(func, x, shifts, dims=()):
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     dims = [dims] if isinstance(dims, int) else list(dims)
     if len(shifts) != (len(dims) or 1):
-        raise ShardingError(f"{len(shifts)} shifts for {len(dims)} dims", op="roll", operands=[x])
+        problem, remedy = f"{len(shifts)} shifts for {len(dims)} dims", "Give one shift for each dim."
+        raise ShardingError(problem, op="roll", operands=[x], remedy=remedy)
     if dims:
         rolled = _rolled(x, shifts, [reduced_dims(x, d)[0] for d in dims])
         return Plan((x,), x, lambda t, *a: rolled(t))
@@ -96,7 +97,8 @@ def repeat(func, x, *times, repeats=None, dims=None):
         times = [1] * (x.ndim - len(times)) + times
     lead = len(times) - x.ndim
     if lead < 0 or min(times, default=0) < 0:
-        raise ShardingError(f"cannot be repeated {times} times", op="repeat", operands=[x])
+        problem, remedy = f"cannot be repeated {times} times", "Give one number for each dim at least."
+        raise ShardingError(problem, op="repeat", operands=[x], remedy=remedy)
     cuts = [(axis, dim, times[dim + lead]) for axis, dim in x.cuts() if times[dim + lead] != 1]
     rest = [1 if d - lead in (cut for _, cut, _ in cuts) else n for d, n in enumerate(times)]
     out = x.reshaped(
