@@ -235,3 +235,38 @@ case(
     (Q, K, K),
     (SEQUENCE, (None, 2, 2)),
 )
+
+
+# -- below autograd ----------------------------------------------------------------------------------------------------
+def fused(causal, p=0.0):
+    """Torch's fused operation for CPUs, whose backward is an operation too."""
+
+    def fn(q, k, v, mask=None):
+        if q.device.type != "cpu":
+            return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, p, causal, attn_mask=mask)[0]
+
+    return fn
+
+
+case("attention_fused", fused(False), (Q, K, K), (HEADS, BATCH, (1, None, None)), cuts2=(((0, 1),) * 3,), wire=())
+case(
+    "attention_fused_sequence",
+    lambda *x: (fused(True)(*x), fused(False)(*x)),
+    (Q, K, K),
+    (SEQUENCE, (2, None, None), (None, 2, 2), (2, 1, 2), (3, 3, 3)),
+    cuts2=(((1, 2),) * 3, ((2, 1), (1, 2), (1, 2))),
+)
+case(
+    "attention_fused_mask",
+    fused(False),
+    (Q, K, K, (2, 1, 7, 9)),
+    ((2, 2, 2, 2), (0, 0, 0, None)),
+    differentiable=(0, 1, 2),
+)
+case(
+    "attention_safe_softmax",
+    lambda q, k, v: torch.ops.aten._scaled_dot_product_attention_math(q, k, v)[0],
+    (Q, K, K),
+    (SEQUENCE, HEADS),
+)

@@ -5,6 +5,7 @@ from core.ops import (  # noqa: F401
     adaptive,
     along,
     attention,
+    batch_norm,
     blocks,
     complex,
     conv,

@@ -5,6 +5,8 @@ Two ways for keys and values of a cut sequence: ``gather`` brings them all to ev
 Where keys are cut and queries are not, nothing travels but results: each rank attends to its own keys, and they merge.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor.placement_types import Shard
@@ -14,7 +16,7 @@ from core.dispatch import Plan, op
 from core.errors import ShardingError
 from core.ops.pointwise import operand
 from core.ops.ring import Call, Dropout, block_attention, result_dtype
-from core.spec import REPLICATE
+from core.spec import REPLICATE, ShardTensorSpec
 
 _strategy = "gather"
 
@@ -31,43 +33,68 @@ def set_strategy(name):
 def attention(func, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """A causal mask goes by global positions; a given one is cut as the scores are. Dropped weights (always by blocks)
     are the same for every cut. A row that sees no key gives zero, as torch's does."""
-    lead = _check(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
-    q, k, v = (s.aside(-1) for s in (q, k, v))
-    scores = _scores(q, k, v, lead, enable_gqa)
-    keys, axis, pick = _keys(scores, k, v, enable_gqa)
-    n = scores.ndim
-    out = scores.reshaped((*scores.shape[:-1], v.shape[-1]), {d: d for d in range(n - 1)})
-    merges = axis is not None and scores.axis_of(n - 2) != axis
-    seen = scores.with_axis(axis, Shard(n - 1), keys[0].sizes[axis]) if merges else scores
-    inputs = (operand(q, scores), *keys, *((operand(attn_mask, seen),) if attn_mask is not None else ()))
-
-    call = Call(q.shape[-1] ** -0.5 if scale is None else scale, is_causal, scores.local_range(n - 2)[0])
-    travel = (keys[0].sizes[axis], c.axis_group(k.mesh, axis)) if axis is not None else None
-    if merges:
-        call = call._replace(first_key=keys[0].local_range(-2)[0], merge=travel[1])
-    elif travel:
-        call = call._replace(sizes=travel[0], ring=travel[1])
-    if dropout_p:
-        call = call._replace(dropout=Dropout(dropout_p, scores.shape, [scores.local_range(d) for d in range(n - 2)]))
+    at = layout(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    call, empty = at.call, not at.out.local_shape().numel()
 
     def local(q, k, v, attn_mask=None, *args, **kwargs):
         _same_types(q, k, v)
-        if pick:
-            k, v = (t.index_select(-3, at.to(t.device)) for t, at in zip((k, v), pick))
-        if merges or dropout_p or (travel and _strategy == "ring"):
+        if at.pick:
+            k, v = (t.index_select(-3, heads.to(t.device)) for t, heads in zip((k, v), at.pick))
+        if call.merge or call.dropout or (call.ring.size > 1 and _strategy == "ring"):
             return block_attention(q, k, v, attn_mask, call)
-        if travel:
-            k, v = _gathered(k, v, *travel)
-        if not out.local_shape().numel():
-            return _nothing(out.local_shape(), q, k, v, *(() if attn_mask is None else (attn_mask,)))
+        if call.ring.size > 1:
+            k, v = _gathered(k, v, call.sizes, call.ring)
+        if empty:
+            return _nothing(at.out.local_shape(), q, k, v, *(() if attn_mask is None else (attn_mask,)))
         if is_causal and call.first_query:
             last = call.first_query + q.shape[-2]
             k, v = k[..., :last, :], v[..., :last, :]
             attn_mask = _up_to(call.first_query, last, k.shape[-2], q.device)
         causal = is_causal and not call.first_query
-        return func(q, k, v, attn_mask, 0.0, causal, scale=scale, enable_gqa=enable_gqa and not pick)
+        return func(q, k, v, attn_mask, 0.0, causal, scale=scale, enable_gqa=enable_gqa and not at.pick)
 
-    return Plan(inputs, out, local)
+    return Plan(at.inputs, at.out, local)
+
+
+class Layout(NamedTuple):
+    """Who computes what.
+
+    Attributes:
+        inputs: specs of queries, keys, values and, if there is one, the mask.
+        scores: spec of queries times keys; the last dim is cut where ranks with the same queries merge.
+        out: spec of the result.
+        pick: which heads of keys and of values serve the own ones of the queries, where a cut tears heads apart that
+            share keys; otherwise None.
+        call: the rest.
+    """
+
+    inputs: tuple
+    scores: ShardTensorSpec
+    out: ShardTensorSpec
+    pick: list | None
+    call: Call
+
+
+def layout(q, k, v, mask, dropout_p, causal, scale, grouped):
+    lead = _check(q, k, v, mask, dropout_p, causal, grouped)
+    q, k, v = (s.aside(-1) for s in (q, k, v))
+    scores = _scores(q, k, v, lead, grouped)
+    keys, axis, pick = _keys(scores, k, v, grouped)
+    n = scores.ndim
+    out = scores.reshaped((*scores.shape[:-1], v.shape[-1]), {d: d for d in range(n - 1)})
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    call = Call(scale, causal, scores.local_range(n - 2)[0], sizes=keys[0].local_shape()[-2:-1])
+    if axis is not None:
+        sizes, group = keys[0].sizes[axis], c.axis_group(k.mesh, axis)
+        if scores.axis_of(n - 2) == axis:
+            call = call._replace(sizes=sizes, ring=group)
+        else:
+            call = call._replace(first_key=keys[0].local_range(-2)[0], merge=group)
+            scores = scores.with_axis(axis, Shard(n - 1), sizes)
+    if dropout_p:
+        call = call._replace(dropout=Dropout(dropout_p, scores.shape, [scores.local_range(d) for d in range(n - 2)]))
+    inputs = (operand(q, scores), *keys, *((operand(mask, scores),) if mask is not None else ()))
+    return Layout(inputs, scores, out, pick, call)
 
 
 def _check(q, k, v, attn_mask, dropout_p, is_causal, grouped):

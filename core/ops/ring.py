@@ -48,7 +48,7 @@ class Call(NamedTuple):
     causal: bool = False
     first_query: int = 0
     first_key: int = 0
-    sizes: tuple = ()
+    sizes: tuple = (0,)
     ring: c.Group = ALONE
     merge: Any = None
     dropout: Any = None
@@ -69,7 +69,7 @@ def block_attention(q, k, v, mask, call):
         k, v = (_served(t, q).expand(*lead, t.shape[-1]) for t in (k, v))
     q = q.expand(*torch.broadcast_shapes(q.shape[:-2], _served(k, q).shape[:-2]), -1, -1)
     key = rng.draw_key() if call.dropout else None
-    return _Attention.apply(q, k, v, mask, key, call._replace(sizes=call.sizes or (k.shape[-2],)))
+    return _Attention.apply(q, k, v, mask, key, call)
 
 
 def result_dtype(t):
@@ -107,8 +107,8 @@ def forward(q, k, v, mask, key, call):
                 scores = _scores(q[..., at, :].to(wide), keys, mask, at, start, call)
                 before = total[..., at, :]
                 merged = torch.logaddexp(before, scores.logsumexp(-1, keepdim=True))
-                weights = _dropped(_weights(scores, merged), key, at, start, call)
-                out[..., at, :] = out[..., at, :] * _weights(before, merged) + weights @ values
+                weights = _dropped(exponentials(scores, merged), key, at, start, call)
+                out[..., at, :] = out[..., at, :] * exponentials(before, merged) + weights @ values
                 total[..., at, :] = merged
     if call.merge:
         out, total = _merged(out, total, call.merge)
@@ -118,7 +118,7 @@ def forward(q, k, v, mask, key, call):
 def _merged(out, total, group):
     """The outputs of several ranks' keys as that of all keys."""
     top = c.send_all_reduce(total, group, "max")
-    share = _weights(total, top)
+    share = exponentials(total, top)
     both = c.send_all_reduce(torch.cat([out * share, share], -1), group)
     out, share = both[..., :-1], both[..., -1:]
     return out / share.masked_fill(share == 0, 1), top + share.log()
@@ -140,7 +140,7 @@ def backward(grad, q, k, v, mask, key, out, total, call, wants_mask=False):
             keys, values = (_served(t, q).to(wide) for t in narrow)
             for at in _tiles(q, keys, start, call):
                 wide_q, g = q[..., at, :].to(wide), grad[..., at, :]
-                weights = _weights(_scores(wide_q, keys, mask, at, start, call), total[..., at, :])
+                weights = exponentials(_scores(wide_q, keys, mask, at, start, call), total[..., at, :])
                 dropped = _dropped(weights, key, at, start, call)
                 factor = g @ values.mT
                 if call.dropout:
@@ -199,7 +199,7 @@ def _part(mask, at, start, keys):
     return mask[..., start : start + keys.shape[-2]] if mask.shape[-1] > 1 else mask
 
 
-def _weights(scores, total):
+def exponentials(scores, total):
     """``exp(scores - total)``, and zero where the total has no term."""
     return (scores - total.masked_fill(total == float("-inf"), 0)).exp()
 
