@@ -1,69 +1,22 @@
-"""Normalisation: over dims that are whole it is each part's own; over cut dims two small all-reduces make it global.
-
-Over a cut dim the mean comes first and the squares are centred on it, in fp32 or wider: sums of plain squares lose
-everything where the mean is large. Every part counts by the global number of elements, so parts of any size are right.
-"""
+"""Layer, RMS, group and local response norm: over dims that are whole each part's own, a direct call of the plain
+function; over cut dims by small all-reduces, or by the channels next to the part's own."""
 
 import math
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor.placement_types import Shard
 
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.ops.halo import fetch
+from core.ops.normalise import Normalise, Over, OverBlocks
 from core.ops.pointwise import operand
 from core.ops.reduction import finish_local
 from core.spec import PARTIAL
 
 aten = torch.ops.aten
-
-
-class _Normalise(torch.autograd.Function):
-    """``(x - mean) / sqrt(var + eps) * weight + bias`` with the statistics over ``dims`` of all parts of ``groups``.
-
-    ``weight`` and ``bias`` (or None) broadcast against ``x``; ``count`` is the global number of elements that share a
-    statistic. Only ``x`` and the statistics are kept for the backward pass, which sends one all-reduce a group.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, dims, count, eps, groups, centred):
-        wide = torch.promote_types(x.dtype, torch.float32)
-        mean = _total(x.sum(dims, True, dtype=wide), groups) / count if centred else x.new_zeros((), dtype=wide)
-        hat = x.to(wide) - mean
-        rstd = torch.rsqrt(_total(hat.square().sum(dims, True), groups) / count + eps)
-        hat *= rstd
-        ctx.save_for_backward(x, weight, mean, rstd)
-        ctx.call, ctx.bias = (dims, count, groups, centred), bias
-        hat = hat if weight is None else hat * weight
-        hat = hat if bias is None else hat + bias
-        return hat.to(_result_dtype(x))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        x, weight, mean, rstd = ctx.saved_tensors
-        dims, count, groups, centred = ctx.call
-        grad, hat = grad.to(mean.dtype), (x.to(mean.dtype) - mean) * rstd
-        grad_weight = _like(grad * hat, weight) if weight is not None else None
-        grad_bias = _like(grad, ctx.bias) if ctx.bias is not None else None
-        grad = grad if weight is None else grad * weight
-        sums = torch.stack([(grad * hat).sum(dims, True), grad.sum(dims, True)])
-        along, across = _total(sums, groups) / count
-        grad_x = (grad - hat * along - (across if centred else 0)) * rstd
-        return grad_x.to(x.dtype), grad_weight, grad_bias, None, None, None, None, None
-
-
-def _total(value, groups):
-    for group in groups:
-        value = c.send_all_reduce(value, group)
-    return value
-
-
-def _like(grad, operand):
-    return grad.sum_to_size(operand.shape).to(operand.dtype)
 
 
 def _result_dtype(x):
@@ -84,55 +37,86 @@ def _count(x, dims):
     return math.prod(x.shape[d] for d in dims)
 
 
-@op(F.layer_norm)
-def layer_norm(func, x, normalized_shape, weight=None, bias=None, eps=1e-5):
+@op(F.layer_norm, torch.layer_norm)
+def layer_norm(func, x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     dims, axes = _trailing(func, x, normalized_shape)
     inputs = (x, *(operand(s, x) for s in (weight, bias) if s is not None))
     if not axes:
         return Plan(inputs, x)
-    call = dims, _count(x, dims), eps, [c.axis_group(x.mesh, a) for a in axes], True
-    return Plan(inputs, x, lambda t, shape, weight=None, bias=None, eps=eps: _Normalise.apply(t, weight, bias, *call))
+    over = Over(dims, _count(x, dims), [c.axis_group(x.mesh, a) for a in axes])
+
+    def local(t, shape, weight=None, bias=None, *args, **kwargs):
+        return Normalise.apply(t, weight, bias, over, eps, True, _result_dtype(t))[0]
+
+    return Plan(inputs, x, local)
 
 
-@op(F.rms_norm)
+@op(F.rms_norm, torch.rms_norm)
 def rms_norm(func, x, normalized_shape, weight=None, eps=None):
     dims, axes = _trailing(func, x, normalized_shape)
     inputs = (x, *((operand(weight, x),) if weight is not None else ()))
     if not axes:
         return Plan(inputs, x)
-    count, groups = _count(x, dims), [c.axis_group(x.mesh, a) for a in axes]
+    over = Over(dims, _count(x, dims), [c.axis_group(x.mesh, a) for a in axes])
 
     def local(t, shape, weight=None, eps=eps):
         eps = torch.finfo(torch.promote_types(t.dtype, torch.float32)).eps if eps is None else eps
-        return _Normalise.apply(t, weight, None, dims, count, eps, groups, False)
+        return Normalise.apply(t, weight, None, over, eps, False, _result_dtype(t))[0]
 
     return Plan(inputs, x, local)
 
 
-@op(F.group_norm)
-def group_norm(func, x, num_groups, weight=None, bias=None, eps=1e-5):
-    """Channels stay cut where the cut falls between groups."""
+@op(F.group_norm, torch.group_norm)
+def group_norm(func, x, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):
+    """A group whose channels lie on several ranks has sums of several ranks, as one whose space does."""
     if num_groups < 1 or x.ndim < 2 or x.shape[1] % num_groups:
         raise ShardingError(f"{num_groups} groups do not divide the channels", op="group_norm", operands=[x])
-    width = x.shape[1] // num_groups
+    width, axis = x.shape[1] // num_groups, x.axis_of(1)
+    split = axis is not None and any(n % width for n in x.sizes[axis])
+    axes = [a for a, dim in x.cuts() if dim > 1 or dim == 1 and split]
+    affine = tuple(along_channels(x, s) for s in (weight, bias) if s is not None)
+    if axis is None and not axes:
+        return Plan((x, *affine), x)
+    count, groups = width * math.prod(x.shape[2:]), [c.axis_group(x.mesh, a) for a in axes]
+    first, last = x.local_range(1)
+    over = Over((2, 3), count, groups)
+    if split:
+        over = OverBlocks(first, last - first, width, num_groups, count, groups)
+
+    def local(t, num_groups, weight=None, bias=None, *args, **kwargs):
+        shape = (last - first,) if split else ((last - first) // width, width)
+        affine = [None if s is None else s.view(*shape, 1) for s in (weight, bias)]
+        grouped = t.reshape(t.shape[0], *shape, math.prod(t.shape[2:]))
+        return Normalise.apply(grouped, *affine, over, eps, True, _result_dtype(t))[0].view(t.shape)
+
+    return Plan((x, *affine), x, local)
+
+
+def along_channels(x, spec):
+    """How a vector of one number a channel must be cut to meet ``x``."""
     axis = x.axis_of(1)
-    if axis is not None and any(n % width for n in x.sizes[axis]):
-        x, axis = x.whole(1), None
-    spatial = [a for a, dim in x.cuts() if dim > 1]
-    affine = [s for s in (weight, bias) if s is not None]
-    if axis is not None:
-        affine = [s.replicated().with_axis(axis, Shard(0), x.sizes[axis]) for s in affine]
-    inputs = (x, *(affine if axis is not None else (s.replicated() for s in affine)))
-    if axis is None and not spatial:
-        return Plan(inputs, x)
-    count, groups = width * math.prod(x.shape[2:]), [c.axis_group(x.mesh, a) for a in spatial]
+    spec = spec.replicated()
+    return spec if axis is None else spec.with_axis(axis, Shard(0), x.sizes[axis])
 
-    def local(t, num_groups, weight=None, bias=None, eps=eps):
-        affine = [None if s is None else s.view(-1, width, 1) for s in (weight, bias)]
-        grouped = t.reshape(t.shape[0], t.shape[1] // width, width, math.prod(t.shape[2:]))
-        return _Normalise.apply(grouped, *affine, (2, 3), count, eps, groups, True).view(t.shape)
 
-    return Plan(inputs, x, local)
+@op(F.local_response_norm)
+def local_response_norm(func, x, size, alpha=1e-4, beta=0.75, k=1.0):
+    """Channels that are cut are fetched from both sides; none beyond the edges count as zero, as the plain padding."""
+    if x.ndim < 3 or size < 1:
+        raise ShardingError(f"size {size}", op="local_response_norm", operands=[x])
+    axis = x.axis_of(1)
+    if axis is None:
+        return Plan((x,), x)
+    ends, group = x.offsets(axis), c.axis_group(x.mesh, axis)
+    before, after = size // 2, (size - 1) // 2
+    ranges = tuple((a - before, b + after) if a < b else (0, 0) for a, b in zip(ends, ends[1:]))
+
+    def local(t, *args, **kwargs):
+        wide = fetch(t, 1, x.sizes[axis], ranges, group)
+        y = func(wide, size, alpha, beta, k)
+        return y.narrow(1, before if t.shape[1] else 0, t.shape[1])
+
+    return Plan((x,), x, local)
 
 
 # -- below autograd: the same for ShardTensors inside another mesh's DTensors -----------------------------------------
