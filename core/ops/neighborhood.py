@@ -19,6 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.ops.graph import operator
 from core.ops.halo import fetch
 from core.ops.pointwise import meet, operand
 from core.ops.ring import result_dtype
@@ -27,7 +28,6 @@ from core.ops.windows import Axis, Tiles, Window
 _most_scores = 1 << 25  # of one head, kept at a time
 
 
-@torch.compiler.allow_in_graph
 def neighborhood_attention(q, k, v, kernel_size, dilation=1, is_causal=False, scale=None):
     """Softmax attention of every grid point over the window of ``kernel_size`` points around it.
 
@@ -51,10 +51,19 @@ def neighborhood_attention(q, k, v, kernel_size, dilation=1, is_causal=False, sc
         ShardingError: shapes that differ, or a dilated window larger than the grid.
     """
     call = kernel_size, dilation, is_causal, scale
+    if torch.compiler.is_dynamo_compiling():
+        return _operator(q, k, v, *([x] if isinstance(x, int) else x for x in call[:3]), scale)
     if has_torch_function((q, k, v)):
         return handle_torch_function(neighborhood_attention, (q, k, v), q, k, v, *call)
     windows = _windows(q, k, v, kernel_size, dilation, is_causal)
     return _attention(q, k, v, tuple(Axis(w, 0, w.total, 0, w.total) for w in windows), scale)
+
+
+_operator = operator(
+    "neighborhood_attention"
+    "(Tensor q, Tensor k, Tensor v, int[] size, int[] dilation, bool[] causal, float? scale) -> Tensor",
+    neighborhood_attention,
+)
 
 
 @op(neighborhood_attention)
@@ -88,7 +97,8 @@ def _windows(q, k, v, kernel_size, dilation, is_causal):
     if not 1 <= n <= 3 or q.shape != k.shape or q.shape != v.shape:
         raise ShardingError("q, k and v must have one shape (batch, *grid, heads, channels)", **say)
     given = {"kernel_size": kernel_size, "dilation": dilation, "is_causal": is_causal}
-    each = [(x,) * n if isinstance(x, int) else tuple(x) for x in given.values()]
+    each = [tuple(x) if isinstance(x, (tuple, list)) else (x,) for x in given.values()]
+    each = [x * n if len(x) == 1 else x for x in each]
     for name, value in zip(given, each):
         if len(value) != n or any(x < (name != "is_causal") for x in value):
             raise ShardingError(f"{name} {given[name]} is not one number for each of {n} grid dims", **say)

@@ -16,6 +16,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.ops.graph import operator
 from core.ops.ring import ALONE, blocks
 from core.shard_tensor import ShardTensor, promote
 from core.spec import REPLICATE, chunk_sizes
@@ -48,10 +49,15 @@ def knn(points, queries, k):
     Raises:
         ShardingError: shapes that do not fit, or fewer than ``k`` points.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return _operator(points, queries, k)
     if has_torch_function((points, queries)):
         return handle_torch_function(knn, (points, queries), points, queries, k)
     _check("knn", points, queries, k)
     return _nearest(points, queries, k, (points.shape[-2],), ALONE)
+
+
+_operator = operator("knn(Tensor points, Tensor queries, int k) -> (Tensor, Tensor)", knn)
 
 
 def radius_search(points, queries, radius, max_neighbors=None):
