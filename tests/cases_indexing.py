@@ -36,8 +36,14 @@ case(
     cuts2=(((1, 2), None), ((0, 1), None), ((1, 2), "R")),
     **SELECT,
 )
-case("index_select_routed", lambda x, i: x.index_select(1, i), (X, (9,)), ((1, None), (1, 0)), wire=ROUTED, **SELECT)
-case("index_rows_routed", lambda x, i: x[:, i], (X, (9,)), ((1, None), (1, 0), (1, "R")), wire=ROUTED, **SELECT)
+case(
+    "index_routed",
+    lambda x, i: (x.index_select(1, i), x[:, i]),
+    (X, (9,)),
+    ((1, None), (1, 0), (1, "R")),
+    wire=ROUTED * 2,
+    **SELECT,
+)
 case(
     "index_uncut",
     lambda x, i: (x.index_select(1, i), x[:, i], x[:, [0, 3, -1]], x[..., [1]]),
@@ -73,7 +79,15 @@ case(
 )
 case(
     "index_lists",
-    lambda x: (x[[0, 1]], x[:, [2, -1, 2]], x[:, [[0], [6]], [1, 2, 3]], x[:, (4, 5)], x[[1], :, [3]], x[:, range(3)]),
+    lambda x: (
+        x[[0, 1]],
+        x[:, [2, -1, 2]],
+        x[:, [[0], [6]], [1, 2, 3]],
+        x[:, (4, 5)],
+        x[:, []],
+        x[[1], :, [3]],
+        x[:, range(3)],
+    ),
     (X,),
     ((0,), (1,), (2,)),
     cuts2=(((1, 2),),),
@@ -571,7 +585,14 @@ case(
     cuts2=(((0, 1), None), (None, (0, 1))),
     **TABLE,
 )
-case("embedding_wire", F.embedding, ((2, 9), (7, 6)), ((1, None), (0, None)), wire=(), **TABLE)
+case(
+    "embedding_wire",
+    lambda i, w: (F.embedding(i, w), F.one_hot(i, 8)),
+    ((2, 9), (7, 6)),
+    ((1, None), (0, None)),
+    wire=(),
+    **TABLE,
+)
 case("embedding_rows", F.embedding, ((2, 9), (7, 6)), ((1, 0), (None, 0)), wire=ROUTED, **TABLE)
 case(
     "embedding_bag",
@@ -593,7 +614,6 @@ case(
     cuts2=(((0, 1),),),
     **TABLE,
 )
-case("one_hot_wire", lambda i: F.one_hot(i, 8), ((2, 9),), ((1,), (0,)), wire=(), **TABLE)
 case(
     "bins",
     lambda x, e: (

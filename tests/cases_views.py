@@ -279,7 +279,6 @@ case(
     (*EACH, ("R",)),
     cuts2=TWO,
 )
-case("triangles_wire", lambda x: (x.tril(), x.triu(2)), (X,), EACH, wire=())
 case(
     "diagonals",
     lambda x: (
@@ -299,7 +298,13 @@ case(
     EACH,
     cuts2=TWO,
 )
-case("diagonals_wire", lambda x: (x.diagonal(0, 1, 2), x.diagonal(-2, 1, 2)), (X,), EACH, wire=())
+case(
+    "diagonals_wire",
+    lambda x: (x.diagonal(0, 1, 2), x.diagonal(-2, 1, 2), x.diag_embed(), x.tril(), x.triu(2)),
+    (X,),
+    EACH,
+    wire=(),
+)
 case(
     "diagonals_made",
     lambda x: (
