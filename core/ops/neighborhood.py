@@ -52,7 +52,7 @@ def neighborhood_attention(q, k, v, kernel_size, dilation=1, is_causal=False, sc
     """
     call = kernel_size, dilation, is_causal, scale
     if torch.compiler.is_dynamo_compiling():
-        return _operator(q, k, v, *([x] if isinstance(x, int) else x for x in call[:3]), scale)
+        return _operator(q, k, v, *([x] * (q.ndim - 3) if isinstance(x, int) else x for x in call[:3]), scale)
     if has_torch_function((q, k, v)):
         return handle_torch_function(neighborhood_attention, (q, k, v), q, k, v, *call)
     windows = _windows(q, k, v, kernel_size, dilation, is_causal)
@@ -97,8 +97,7 @@ def _windows(q, k, v, kernel_size, dilation, is_causal):
     if not 1 <= n <= 3 or q.shape != k.shape or q.shape != v.shape:
         raise ShardingError("q, k and v must have one shape (batch, *grid, heads, channels)", **say)
     given = {"kernel_size": kernel_size, "dilation": dilation, "is_causal": is_causal}
-    each = [tuple(x) if isinstance(x, (tuple, list)) else (x,) for x in given.values()]
-    each = [x * n if len(x) == 1 else x for x in each]
+    each = [(x,) * n if isinstance(x, int) else tuple(x) for x in given.values()]
     for name, value in zip(given, each):
         if len(value) != n or any(x < (name != "is_causal") for x in value):
             raise ShardingError(f"{name} {given[name]} is not one number for each of {n} grid dims", **say)
