@@ -96,8 +96,12 @@ class Pool:
         fresh = not self._workers
         if fresh:
             self._start()
-        for _, pipe in self._workers:
-            pipe.send((function, args))
+        try:
+            for _, pipe in self._workers:
+                pipe.send((function, args))
+        except BrokenPipeError:  # a worker died after its last answer
+            self.close(kill=True)
+            return self.run(function, *args, timeout=timeout)
         deadline = time.monotonic() + timeout + (60 if fresh else 0)
         results, failures = {}, []
         while len(results) < self._world:
