@@ -105,9 +105,12 @@ def _scan(args, tensors):
 def _positional(rule, args, kwargs):
     """The first arguments without their names, the others in the order of the rule's parameters, which is that of
     ``Plan.inputs``."""
-    while len(args) < len(rule.names) and rule.names[len(args)] in kwargs:
-        name = rule.names[len(args)]
-        args, kwargs = (*args, kwargs[name]), {k: v for k, v in kwargs.items() if k != name}
+    first = rule.names[len(args)] if len(args) < len(rule.names) else None
+    if first in kwargs:
+        args, kwargs = list(args), dict(kwargs)
+        while first in kwargs:
+            args.append(kwargs.pop(first))
+            first = rule.names[len(args)] if len(args) < len(rule.names) else None
     if len(kwargs) > 1:
         kwargs = {name: kwargs[name] for name in (*rule.order, *kwargs) if name in kwargs}
     return args, kwargs
@@ -125,7 +128,11 @@ def _collect(args, tensors):
 def _fill(args, values):
     """The arguments with their tensors replaced by the next ones of an iterator."""
     return [
-        next(values) if isinstance(a, torch.Tensor) else type(a)(_fill(a, values)) if type(a) in (list, tuple) else a
+        next(values)
+        if isinstance(a, torch.Tensor)
+        else type(a)(_fill(a, values))
+        if type(a) is tuple or type(a) is list
+        else a
         for a in args
     ]
 
@@ -178,22 +185,11 @@ def _plan(rule, func, args, kwargs, tensors, key):
     return plan
 
 
-class _named:
-    """Turns a TypeError or NotImplementedError, which Python's operators would swallow, into an error that names the
+def _translated(error, func, tensors):
+    """In place of a TypeError or NotImplementedError, which Python's operators would swallow, an error that names the
     operation and its operands."""
-
-    __slots__ = ("func", "tensors")
-
-    def __init__(self, func, tensors):
-        self.func, self.tensors = func, tensors
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, kind, error, traceback):
-        if kind is not None and issubclass(kind, (TypeError, NotImplementedError)):
-            operands = [t._spec if isinstance(t, ShardTensor) else tuple(t.shape) for t in self.tensors]
-            raise ShardingError(f"{kind.__name__}: {error}", op=_name(self.func), operands=operands) from error
+    operands = [t._spec if isinstance(t, ShardTensor) else tuple(t.shape) for t in tensors]
+    return ShardingError(f"{type(error).__name__}: {error}", op=_name(func), operands=operands)
 
 
 def _name(func):
@@ -248,8 +244,7 @@ def above(func, types, args, kwargs):
         return out
     if func in _ENGINE:
         return _ENGINE[func](*args, **kwargs)
-    handler = HANDLERS and (HANDLERS.get(func) or HANDLERS.get(str(func)))
-    if handler:
+    if HANDLERS and (handler := HANDLERS.get(func) or HANDLERS.get(str(func))):
         return handler(func, types, args, kwargs)
     tensors = []
     rule = RULES.get(func)
@@ -266,8 +261,10 @@ def above(func, types, args, kwargs):
         if isinstance(t, DTensor):
             return _with_dtensors(func, args, kwargs, tensors)
     if rule is not None:
-        with _named(func, tensors):
+        try:
             return _run_above(rule, func, args, kwargs, tensors, key)
+        except (TypeError, NotImplementedError) as error:
+            raise _translated(error, func, tensors) from error
     promoted = [_needs_promotion(t) for t in tensors]
     with NoTorchFunction():
         if any(promoted):
@@ -388,8 +385,7 @@ def _placed(tensor, spec):
 # -- below autograd -------------------------------------------------------------------------------------------------
 def below(func, types, args, kwargs):
     """``__torch_dispatch__``: values are global; plain tensors are replicated values."""
-    handler = HANDLERS and HANDLERS.get(func)
-    if handler:
+    if HANDLERS and (handler := HANDLERS.get(func)):
         return handler(func, types, args, kwargs)
     written = _written(func, args, kwargs) if _writes(func) else ()
     if written:
@@ -398,7 +394,7 @@ def below(func, types, args, kwargs):
             return _write_out(func, args, kwargs, written)
     tensors = []
     key = (id(func), _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
-    with _named(func, tensors):
+    try:
         plan = _cached(key)
         if plan is None:
             rule = _rule_below(func)
@@ -411,6 +407,8 @@ def below(func, types, args, kwargs):
             plan = plan or _plan(rule, func, args, kwargs, tensors, key)
         locals_ = [_move_below(t, spec) for t, spec in zip(tensors, plan.inputs)]
         out = _call(plan.local or func, args, kwargs, locals_)
+    except (TypeError, NotImplementedError) as error:
+        raise _translated(error, func, tensors) from error
     return args[0] if plan.outputs is TARGET else _wrap_below(out, plan.outputs, plan.final)
 
 

@@ -58,7 +58,7 @@ class Region(Function):
         for t in tensors:
             value = _local(t).detach()
             inner.append(value.requires_grad_() if t.requires_grad else value)
-        with torch.enable_grad(), NoTorchFunction():
+        with torch.enable_grad():
             outs = compute(inner)
         ctx.plan, ctx.compute, ctx.inner = plan, compute, inner
         ctx.outs = outs if isinstance(outs, tuple) else tuple(outs) if isinstance(outs, list) else (outs,)

@@ -37,7 +37,7 @@ def _count(x, dims):
     return math.prod(x.shape[d] for d in dims)
 
 
-@op(F.layer_norm, torch.layer_norm)
+@op(F.layer_norm, torch.layer_norm, names=("input", "normalized_shape", "weight", "bias", "eps"))
 def layer_norm(func, x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     dims, axes = _trailing(func, x, normalized_shape)
     inputs = (x, *(operand(s, x) for s in (weight, bias) if s is not None))
