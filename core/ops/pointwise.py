@@ -38,26 +38,27 @@ def pointwise(func, *args, **kwargs):
     if mutates(func):  # its target holds no pending sum: dispatch finishes it first
         fits(func, specs)
         return Plan(tuple(operand(s, specs[0]) for s in specs), TARGET)
-    target = _settle_pending(func, specs, meet(specs))
+    target = _settle_pending(func, specs, meet(specs, func))
     return Plan(tuple(operand(s, target, func) for s in specs), target)
 
 
 def fits(func, specs):
     """In place, the operands must broadcast to the shape of the target."""
-    if _broadcast(specs) != specs[0].shape:
+    if _broadcast(specs, func) != specs[0].shape:
         raise ShardingError("the target would change its shape", op=str(func), operands=specs)
 
 
-def _broadcast(specs):
+def _broadcast(specs, func):
     try:
         return torch.broadcast_shapes(*[s.shape for s in specs])
     except RuntimeError as error:
-        raise ShardingError("shapes that do not broadcast", operands=specs) from error
+        name = str(func) if func is not None else None
+        raise ShardingError("shapes that do not broadcast", op=name, operands=specs) from error
 
 
-def meet(specs):
+def meet(specs, func=None):
     """The cut of a broadcast result of several operands."""
-    shape = _broadcast(specs)
+    shape = _broadcast(specs, func)
     n, mesh = len(shape), specs[0].mesh
     placements, sizes, taken = [], [], set()
     by_size = sorted(specs, key=lambda s: -s.shape.numel())
