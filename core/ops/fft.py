@@ -62,22 +62,22 @@ def _transformed(func, x, lengths, dims, norm):
         raise _refused(func, x, f"no rows along a dim of {dims}", "Give lengths of at least one.")
     same = _same(x)
     if all(x.axis_of(d) is None for d in dims):
-        return Plan((x,), x.reshaped(shape, same), lambda t, *a, **k: _of_part(func, _moved(t, x, x), *a, **k))
+        return Plan((x,), x.reshaped(shape, same), lambda t, *a, **k: _of_part(func, t, *a, **k))
     steps, at = _steps(x, family, dims, shape)
     kept = all(shape[d] == x.shape[d] for _, d in x.cuts())
     out = x.reshaped(shape, same) if kept else at
 
     def local(t, *args, **kwargs):
         for source, turned, whole, final in steps:
-            t = _moved(t, source, turned)
+            t = _turned(t, source, turned)
             one, many = _FAMILIES[family]
             if final:
                 t = _of_part(one, t, None if lengths[last] == -1 else lengths[last], last, norm)
             else:
                 t = _of_part(many, t, [lengths[d] for d in whole], whole, norm)
-        return _moved(t, at, out)
+        return t
 
-    return Plan((x,), out, local)
+    return Plan((x,), at, local, out)
 
 
 def _refused(func, x, problem, remedy):
@@ -112,7 +112,10 @@ def _same(x):
 
 
 def _of_part(transform, t, *args, **kwargs):
-    """Libraries refuse a part without rows: it is transformed as one row, of which none is kept."""
+    """Libraries refuse a part without rows: it is transformed as one row, of which none is kept. A conjugate is carried
+    out in the memory, that of a gradient too, which is why complex numbers pass as pairs of real ones."""
+    if t.is_complex():
+        t = torch.view_as_complex(torch.view_as_real(t.resolve_conj()))
     none = [d for d, n in enumerate(t.shape) if n == 0]
     t = transform(t.sum(none, keepdim=True) if none else t, *args, **kwargs).resolve_conj()
     for d in none:
@@ -120,25 +123,12 @@ def _of_part(transform, t, *args, **kwargs):
     return t
 
 
-def _moved(t, source, target):
-    """``t`` cut otherwise, in the local graph. Complex numbers go as pairs: gloo trades real ones only, and a conjugate
-    must be carried out in the memory, that of a gradient too."""
-    is_complex = t.is_complex()
-    t = torch.view_as_real(t.resolve_conj()) if is_complex else t
+def _turned(t, source, target):
+    """``t`` with its cuts turned aside, in the local graph."""
     for axis, dim in source.cuts():
-        to, sizes, group = target.placements[axis], target.sizes[axis], c.axis_group(source.mesh, axis)
-        if to == source.placements[axis]:
-            if sizes != source.sizes[axis]:
-                wanted = [((a, b),) for a, b in zip(target.offsets(axis), target.offsets(axis)[1:])]
-                t = c.exchange(t, dim, source.sizes[axis], wanted, group)
-        elif isinstance(to, Shard) and source.axis_of(to.dim) is None:
-            t = c.all_to_all(t, to.dim, dim, sizes, source.sizes[axis], group)
-            source = source.with_axis(axis, to, sizes)
-        else:
-            t = c.gather(t, dim, source.sizes[axis], group)
-            source = source.whole(dim)
-    for axis, dim in target.cuts():
-        if source.placements[axis] != target.placements[axis]:
-            low, high = target.local_range(dim)
-            t = t.narrow(dim, low, high - low)
-    return torch.view_as_complex(t) if is_complex else t
+        to, sizes, group = target.placements[axis], source.sizes[axis], c.axis_group(source.mesh, axis)
+        if isinstance(to, Shard) and to.dim != dim:
+            t = c.all_to_all(t, to.dim, dim, target.sizes[axis], sizes, group)
+        elif to != source.placements[axis]:
+            t = c.gather(t, dim, sizes, group)
+    return t
