@@ -102,9 +102,14 @@ def _scan(args, tensors):
     return tuple(key)
 
 
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x": "input"}
+
+
 def _positional(rule, args, kwargs):
     """The first arguments without their names, the others in the order of the rule's parameters, which is that of
-    ``Plan.inputs``."""
+    ``Plan.inputs``; names that torch takes from numpy become its own."""
+    if not kwargs.keys().isdisjoint(_NUMPY_NAMES):
+        kwargs = {k if k in rule.order else _NUMPY_NAMES.get(k, k): v for k, v in kwargs.items()}
     first = rule.names[len(args)] if len(args) < len(rule.names) else None
     if first in kwargs:
         args, kwargs = list(args), dict(kwargs)
@@ -248,7 +253,7 @@ def above(func, types, args, kwargs):
         return handler(func, types, args, kwargs)
     tensors = []
     rule = RULES.get(func)
-    if rule is not None and isinstance(func, _ATEN):  # torch.ops.aten.X: its rule speaks of values below autograd
+    if rule is not None and (isinstance(func, _ATEN) or "out" in kwargs):  # such a rule speaks of values below autograd
         rule = None
     elif rule is not None and kwargs:
         args, kwargs = _positional(rule, args, kwargs)

@@ -44,6 +44,8 @@ class ShardTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, local, spec, *, requires_grad=False):
+        if local.is_conj() or local.is_neg():  # a lazy bit of the part would be unknown to the wrapper
+            local = local.resolve_conj().resolve_neg()
         if not local.is_contiguous():
             spec = spec.restrided(local)
         self = make_wrapper_subclass(

@@ -125,6 +125,23 @@ def _one_value(meshes):
     assert "Shard(0)" in repr(x) and "Shard(0)" in f"{x}" and repr(x) == str(x)
 
 
+def _torchs_other_spellings(meshes):
+    """numpy's names of arguments, results that are written into ``out``, and the lazy conjugate of a part."""
+    whole, x = make(meshes["2"])
+    same(torch.cumsum(x, axis=0), whole.cumsum(0))
+    same(torch.sum(x, axis=0, keepdims=True), whole.sum(0, keepdim=True))
+    same(torch.mean(input=x, axis=1), whole.mean(1))
+    for call in (torch.cumsum, torch.sum, torch.mean, torch.logsumexp):
+        out = torch.empty_like(call(x, 1))
+        assert call(x, 1, out=out) is out
+        same(out, call(whole, 1))
+    z = torch.complex(whole, whole.flip(1))
+    part = torch.complex(x, x.flip(1)).to_local().conj()
+    y = ShardTensor.from_local(part, meshes["2"], [Shard(0)])
+    for f in (lambda t: t * 2, lambda t: t + t, torch.view_as_real, lambda t: t.imag + 1, lambda t: t.sum(0)):
+        same(f(y), f(z.conj().resolve_conj()))
+
+
 def _more_than_two_to_the_31(meshes):
     """Offsets are 64-bit: parts that are expanded from one element stand for 2^31 + 8 rows."""
     mesh, n = meshes["2"], 2**31 + 8
@@ -156,8 +173,8 @@ def _an_unused_result_is_harmless(meshes):
 
 
 CASES = [
-    _is_saved_and_loaded, _is_a_parameter, _gradients_are_seen_alike, _one_value, _more_than_two_to_the_31,
-    _an_unused_result_is_harmless,
+    _is_saved_and_loaded, _is_a_parameter, _gradients_are_seen_alike, _one_value, _torchs_other_spellings,
+    _more_than_two_to_the_31, _an_unused_result_is_harmless,
 ]  # fmt: skip
 
 
