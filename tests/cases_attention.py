@@ -23,10 +23,10 @@ def holes(g, shape):
 
 
 def with_strategy(name, fn):
-    def run(*operands):
+    def run(*operands, **kwargs):
         set_strategy(name)
         try:
-            return fn(*operands)
+            return fn(*operands, **kwargs)
         finally:
             set_strategy("gather")
 

@@ -37,7 +37,7 @@ def attention(func, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, sca
     call, empty = at.call, not at.out.local_shape().numel()
 
     def local(q, k, v, attn_mask=None, *args, **kwargs):
-        _same_types(q, k, v)
+        q, k, v = _of_one_type(q, k, v)
         if at.pick:
             k, v = (t.index_select(-3, heads.to(t.device)) for t, heads in zip((k, v), at.pick))
         if call.merge or call.dropout or (call.ring.size > 1 and _strategy == "ring"):
@@ -121,10 +121,11 @@ def _check(q, k, v, attn_mask, dropout_p, is_causal, grouped):
     return lead
 
 
-def _same_types(q, k, v):
-    """Torch checks this too, but on some ways only after parts have travelled."""
-    if len({result_dtype(t) for t in (q, k, v)}) > 1:
-        raise ShardingError(f"types {q.dtype}, {k.dtype} and {v.dtype}", op="scaled_dot_product_attention")
+def _of_one_type(*tensors):
+    """In the type that torch computes in, before anything travels; torch itself would refuse mixed types after."""
+    if len({result_dtype(t) for t in tensors}) > 1:
+        raise ShardingError(f"types {[t.dtype for t in tensors]} in one attention", op="scaled_dot_product_attention")
+    return [t.to(result_dtype(t)) for t in tensors]
 
 
 def _scores(q, k, v, lead, grouped):

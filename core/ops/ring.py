@@ -19,6 +19,14 @@ ALONE = c.Group("", 1, 0)
 _most_scores = 1 << 25  # in one block of queries and keys
 
 
+def result_dtype(t):
+    """What torch's attention of ``t`` returns, autocast or not."""
+    kind = t.device.type
+    if t.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return t.dtype
+    return torch.get_autocast_dtype(kind)
+
+
 class Dropout(NamedTuple):
     """Weights fall away by a field over the whole (.., query, key), which knows of no ranks."""
 
@@ -62,22 +70,12 @@ def block_attention(q, k, v, mask, call):
         k, v: (.., heads, own keys, channels); their heads may be fewer and serve several of ``q``'s each.
         mask: None, boolean, or additive; broadcasts to (.., heads, queries, keys that come by).
     """
-    if torch.is_autocast_enabled(q.device.type):  # torch's attention computes in the type of autocast
-        q, k, v = (t.to(result_dtype(t)) for t in (q, k, v))
     if k.shape[:-1] != v.shape[:-1]:
         lead = torch.broadcast_shapes(*(_served(t, q).shape[:-1] for t in (k, v)))
         k, v = (_served(t, q).expand(*lead, t.shape[-1]) for t in (k, v))
     q = q.expand(*torch.broadcast_shapes(q.shape[:-2], _served(k, q).shape[:-2]), -1, -1)
     key = rng.draw_key() if call.dropout else None
     return _Attention.apply(q, k, v, mask, key, call)
-
-
-def result_dtype(t):
-    """What torch's attention of ``t`` returns, autocast or not."""
-    kind = t.device.type
-    if t.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
-        return t.dtype
-    return torch.get_autocast_dtype(kind)
 
 
 class _Attention(torch.autograd.Function):

@@ -1,0 +1,193 @@
+"""Attention that the table of cases does not see: autocast, dropped weights by the numbers, DTensors, compiled code."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases_attention import with_strategy
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from core import ShardingError, ShardTensor, knn, neighborhood_attention, radius_search, scatter_tensor, set_fallback
+
+SEQUENCE, HEADS, KEYS = (2, 2, 2), (1, 1, 1), (None, 2, 2)
+
+
+def drawn(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def cut(x, mesh, dim):
+    """A leaf: ``x`` cut along ``dim``, or plain."""
+    if dim is None:
+        return x.detach().clone().requires_grad_()
+    return scatter_tensor(x.detach(), None, mesh, [Shard(dim)], requires_grad=True)
+
+
+def whole(x):
+    return x.full_tensor() if isinstance(x, ShardTensor) else x
+
+
+# -- half precision ----------------------------------------------------------------------------------------------------
+def under_autocast(meshes, strategy):
+    """The type of the result is autocast's and that of the gradients the operands'; both are as near as bf16 is."""
+    plain = [drawn(1, 2, 24, 8, dtype=torch.float32, seed=i).requires_grad_() for i in range(3)]
+    wide = [t.detach().double().requires_grad_() for t in plain]
+    expected = F.scaled_dot_product_attention(*wide)
+    expected.sum().backward()
+    fn = with_strategy(strategy, F.scaled_dot_product_attention)
+    for name in ("1", "2", "4"):
+        for dims in (SEQUENCE, HEADS, KEYS, (2, None, None)):
+            operands = [cut(t, meshes[name], d) for t, d in zip(plain, dims)]
+            with torch.autocast("cpu", torch.bfloat16):
+                out = fn(*operands)
+                assert out.dtype == torch.bfloat16
+                dropped = fn(*operands, dropout_p=0.5)
+                assert dropped.dtype == torch.bfloat16
+                around = fn(*(t.double() for t in operands))
+                assert around.dtype == torch.float64  # torch leaves double precision alone
+            torch.testing.assert_close(whole(out).double(), expected, atol=0.02, rtol=0.02)
+            torch.testing.assert_close(whole(around), expected, atol=1e-6, rtol=1e-6)
+            out.float().sum().backward()
+            for a, b in zip(operands, wide):
+                assert a.grad.dtype == torch.float32
+                torch.testing.assert_close(whole(a.grad).double(), b.grad, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("strategy", ["gather", "ring"])
+def test_autocast(pool, strategy):
+    pool.run(under_autocast, strategy)
+
+
+def half_merges(meshes):
+    """Merged outputs and gradients of bf16 and fp16 are as near to fp64 on four ranks as on one."""
+    for dtype, tolerance in ((torch.bfloat16, 0.03), (torch.float16, 0.004)):
+        plain = [drawn(1, 2, 24, 8, dtype=dtype, seed=i) for i in range(3)]
+        wide = [t.double().requires_grad_() for t in plain]
+        expected = F.scaled_dot_product_attention(*wide)
+        expected.sum().backward()
+        for name in ("1", "2", "4"):
+            operands = [cut(t, meshes[name], d) for t, d in zip(plain, KEYS)]
+            out = F.scaled_dot_product_attention(*operands)
+            assert out.dtype == dtype
+            torch.testing.assert_close(whole(out).double(), expected, atol=tolerance, rtol=tolerance)
+            out.sum().backward()
+            for a, b in zip(operands, wide):
+                torch.testing.assert_close(whole(a.grad).double(), b.grad, atol=2 * tolerance, rtol=tolerance)
+
+
+def test_half_precision_merges(pool):
+    pool.run(half_merges)
+
+
+def half_neighbourhood(meshes):
+    """Cut or whole, in half precision or under autocast, it is one computation; types that differ meet as elsewhere."""
+    x = drawn(2, 9, 8, 2, 4, dtype=torch.bfloat16)
+    y = cut(x, meshes["2"], 1).detach()
+    for kernel, dilation, causal in ((3, 1, False), ((4, 3), (2, 1), (False, True))):
+        expected = neighborhood_attention(x, x, x, kernel, dilation, causal)
+        got = neighborhood_attention(y, y, y, kernel, dilation, causal)
+        assert got.dtype == expected.dtype == torch.bfloat16
+        torch.testing.assert_close(whole(got), expected)
+        assert neighborhood_attention(y, y.float(), y, kernel).dtype == torch.float32
+        with torch.autocast("cpu", torch.bfloat16):
+            assert neighborhood_attention(y.float(), y.float(), y.float(), kernel).dtype == torch.bfloat16
+
+
+def test_half_precision_neighbourhood(pool):
+    pool.run(half_neighbourhood)
+
+
+def mixed_types(meshes):
+    q, k = cut(drawn(1, 2, 8, 4), meshes["2"], 2), cut(drawn(1, 2, 8, 4), meshes["2"], 2).float()
+    with pytest.raises(ShardingError, match="types"):
+        F.scaled_dot_product_attention(q, k, k)
+
+
+def test_mixed_types_are_refused(pool):
+    pool.run(mixed_types)
+
+
+# -- dropped weights ---------------------------------------------------------------------------------------------------
+def dropped_weights(meshes):
+    """With equal scores and values that name their key, the result shows which weights fell."""
+    n, p = 48, 0.3
+    q, k, v = torch.zeros(2, 3, n, 4), torch.zeros(2, 3, n, 4), torch.eye(n).expand(2, 3, n, n).contiguous()
+    fields = []
+    for name, dims in (("1", SEQUENCE), ("2", SEQUENCE), ("4", HEADS), ("4", KEYS), ("1", SEQUENCE)):
+        operands = [t if d is None else cut(t, meshes[name], d).detach() for t, d in zip((q, k, v), dims)]
+        torch.manual_seed(len(fields) // 4)  # the last one has another seed
+        kept = whole(F.scaled_dot_product_attention(*operands, dropout_p=p)) * n * (1 - p)
+        torch.testing.assert_close(kept, kept.round())
+        fields.append(kept.round() > 0)
+    assert all(torch.equal(f, fields[0]) for f in fields[:4])
+    assert not torch.equal(fields[4], fields[0])
+    kept = fields[0].double()
+    assert abs(kept.mean() - (1 - p)) < 0.01
+    for dim in (0, 1, 2, 3):  # no row, head or sample repeats another
+        a, b = kept.narrow(dim, 0, 1), kept.narrow(dim, 1, 1)
+        assert abs((a * b).mean() - (1 - p) ** 2) < 0.05
+
+
+def test_dropped_weights(pool):
+    pool.run(dropped_weights)
+
+
+# -- inside the DTensors of another mesh -------------------------------------------------------------------------------
+def heads_over_tp(meshes):
+    """Heads cut over ``tp``, batch or sequence over ``domain``."""
+    domain, tp = meshes["domain x tp"]["domain"], meshes["domain x tp"]["tp"]
+    mine = slice(2 * tp.get_local_rank(), 2 * tp.get_local_rank() + 2)
+    set_fallback("error")
+    try:
+        for dim in (0, 2):
+            for options in ({}, {"is_causal": True}):
+                plain = [drawn(2, 4, 7, 8, seed=i).requires_grad_() for i in range(3)]
+                leaves = [cut(t[:, mine], domain, dim) for t in plain]
+                out = F.scaled_dot_product_attention(
+                    *(DTensor.from_local(t, tp, [Shard(1)]) for t in leaves), **options
+                )
+                assert out.placements == (Shard(1),)
+                out = out.to_local()
+                expected = F.scaled_dot_product_attention(*plain, **options)
+                torch.testing.assert_close(whole(out), expected[:, mine])
+                weight = drawn(*expected.shape, seed=4)
+                (out * weight[:, mine]).sum().backward()
+                (expected * weight).sum().backward()
+                for a, b in zip(leaves, plain):
+                    torch.testing.assert_close(whole(a.grad), b.grad[:, mine])
+    finally:
+        set_fallback("warn")
+
+
+def test_heads_over_another_mesh(pool):
+    pool.run(heads_over_tp)
+
+
+# -- compiled code -----------------------------------------------------------------------------------------------------
+def compiled(meshes):
+    q, k, x = drawn(2, 4, 7, 6), drawn(2, 4, 9, 6), drawn(2, 7, 8)
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True).double()
+    attention = F.scaled_dot_product_attention
+    rows = (
+        (with_strategy("ring", lambda q, k: attention(q, k, k, is_causal=True)), (q, k), (2, 2)),
+        (lambda q, k: attention(q, k, k, dropout_p=0.3), (q, k), (None, 2)),
+        (layer, (x,), (1,)),
+        (lambda x: neighborhood_attention(x, x, x, (4, 3), (2, 1), (False, True)), (drawn(1, 9, 5, 2, 4),), (1,)),
+        (lambda p, q: (*knn(p, q, 3), *radius_search(p, q, 1.0, 4)[1:]), (x[0], drawn(5, 8)), (0, 0)),
+    )
+    for fn, operands, dims in rows:
+        torch._dynamo.reset()
+        found = []
+        for call in (fn, torch.compile(fn, fullgraph=True, dynamic=False, backend="aot_eager")):
+            leaves = [cut(t, meshes["2"], d) for t, d in zip(operands, dims)]
+            torch.manual_seed(1)
+            outs = call(*leaves)
+            outs = outs if isinstance(outs, tuple) else (outs,)
+            outs[0].sum().backward()
+            found.append([whole(o).detach() for o in outs] + [whole(t.grad) for t in leaves])
+        for eager, graph in zip(*found):
+            torch.testing.assert_close(graph, eager, atol=1e-10, rtol=1e-10)
+
+
+def test_compiled_in_one_graph(pool):
+    pool.run(compiled, timeout=240)
