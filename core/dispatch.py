@@ -49,6 +49,7 @@ TARGET = object()  # as ``outputs`` below autograd and ``final`` above: the oper
 
 RULES: dict[Any, Callable] = {}
 HANDLERS: dict[Any, Callable] = {}
+_COMPOSED: dict[Any, Callable] = {}
 _plans: dict[Any, Plan] = {}
 _MOST_PLANS = 20_000
 _ATEN = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
@@ -69,6 +70,16 @@ def op(*functions, pending=False, elementwise=False, names=("input",)):
         for f in functions:
             RULES[f] = rule
         return rule
+
+    return register
+
+
+def composed(*functions):
+    """Registers what computes functions from other operations; it is called as they are, with the tensors themselves."""
+
+    def register(compute):
+        _COMPOSED.update(dict.fromkeys(functions, compute))
+        return compute
 
     return register
 
@@ -247,10 +258,10 @@ def above(func, types, args, kwargs):
         if func in _REQUIRES_GRAD:
             _keep_cut(args[0])
         return out
-    if func in _ENGINE:
-        return _ENGINE[func](*args, **kwargs)
     if HANDLERS and (handler := HANDLERS.get(func) or HANDLERS.get(str(func))):
         return handler(func, types, args, kwargs)
+    if func in _COMPOSED:
+        return _COMPOSED[func](*args, **kwargs)
     tensors = []
     rule = RULES.get(func)
     if rule is not None and (isinstance(func, _ATEN) or "out" in kwargs):  # such a rule speaks of values below autograd
@@ -293,6 +304,7 @@ def _seeds(outputs, grads):
     return [torch.ones_like(o) if g is None and o.numel() == 1 else g for o, g in zip(outputs, grads)]
 
 
+@composed(torch.autograd.grad)
 def _grad(outputs, inputs, grad_outputs=None, *, materialize_grads=False, allow_unused=None, **kwargs):
     allow_unused = bool(allow_unused or materialize_grads)
     seeds = _seeds(outputs, grad_outputs)
@@ -302,6 +314,7 @@ def _grad(outputs, inputs, grad_outputs=None, *, materialize_grads=False, allow_
     return found
 
 
+@composed(torch.autograd.backward)
 def _backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None):
     inputs = _edges(inputs) if inputs is not None else None
     seeds = _seeds(tensors, grad_tensors)
@@ -309,6 +322,7 @@ def _backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False,
         torch.autograd.backward(_edges(tensors), seeds, retain_graph, create_graph, inputs=inputs)
 
 
+@composed(torch.Tensor.data.__set__)
 def _set_data(tensor, data):
     """``x.data = y``: torch changes the wrapper, and the part must change with it."""
     if not isinstance(tensor, ShardTensor) or not isinstance(data, ShardTensor):
@@ -318,11 +332,7 @@ def _set_data(tensor, data):
     tensor._local_tensor, tensor._spec = data._local_tensor, data._spec
 
 
-_ENGINE = {
-    torch.autograd.grad: _grad,
-    torch.autograd.backward: _backward,
-    torch.Tensor.data.__set__: _set_data,
-}
+_ENGINE = _COMPOSED
 
 
 def _needs_promotion(tensor):
@@ -366,9 +376,16 @@ def _run_above(rule, func, args, kwargs, tensors, key):
     with NoTorchFunction():
         values = [_placed(t, spec) for t, spec in zip(tensors, plan.inputs)]
         if plan.final is not TARGET:
-            return run(plan, lambda inner: _call(compute, args, kwargs, inner), values)
+            out = run(plan, lambda inner: _call(compute, args, kwargs, inner), values)
+            return _with_names(func, out) if type(out) is tuple else out
         result = run(plan._replace(final=None), lambda inner: _call(compute, args, kwargs, inner), values)
     return tensors[0].copy_(result)
+
+
+def _with_names(func, out):
+    """Results that torch names (``x.sort().indices``): those of a node are a plain tuple."""
+    kind = getattr(torch.return_types, _name(func), None)
+    return out if kind is None or kind.n_sequence_fields != len(out) else kind(out)
 
 
 def _settled(t, pending):
