@@ -21,7 +21,7 @@ la = torch.linalg
 @op(la.cholesky, torch.cholesky, torch.Tensor.cholesky, torch.cholesky_inverse, torch.Tensor.cholesky_inverse)
 @op(la.pinv, torch.pinverse, torch.Tensor.pinverse, la.matrix_rank, la.cond, la.svdvals, la.eigvals, la.eigvalsh)
 @op(la.matrix_exp, torch.matrix_exp, torch.Tensor.matrix_exp)
-@op(la.matrix_power, torch.matrix_power, torch.Tensor.matrix_power, aten._linalg_svd, aten._linalg_eigh)
+@op(la.matrix_power, torch.matrix_power, torch.Tensor.matrix_power, aten._linalg_svd)
 @named(torch.svd, torch.Tensor.svd, torch.qr, torch.Tensor.qr, torch.slogdet, torch.Tensor.slogdet)
 @named(la.svd, la.qr, la.slogdet, la.eig, la.eigh, la.lu, la.lu_factor, la.inv_ex, la.cholesky_ex)
 def of_matrix(func, A, *args, **kwargs):

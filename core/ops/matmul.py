@@ -28,7 +28,7 @@ def _letters(n):
     return "abcdefgh"[:n]
 
 
-@op(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, names=("input", "other"))
+@op(torch.matmul, torch.Tensor.matmul, names=("input", "other"))
 @op(torch.mm, torch.Tensor.mm, torch.bmm, torch.Tensor.bmm, names=("input", "mat2"))
 def matmul(func, a, b):
     """``a @ b`` as the einsum that it is."""
