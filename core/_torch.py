@@ -3,6 +3,7 @@
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes as no_modes  # real numbers while a graph is traced
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
@@ -58,6 +59,7 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "keeps_graph",
     "make_wrapper_subclass",
+    "no_modes",
     "no_torch_function",
     "pad",
     "release_groups",

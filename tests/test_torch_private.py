@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor, Replicate
 
 from core import _torch
@@ -52,6 +53,13 @@ def test_wrapper_subclass_has_the_given_metadata():
 
     w = _torch.make_wrapper_subclass(Wrapper, (3, 4), (1, 3), dtype=torch.float16, device=torch.device("cpu"))
     assert type(w) is Wrapper and w.shape == (3, 4) and w.stride() == (1, 3) and w.dtype == torch.float16
+
+
+def test_without_modes_values_are_real():
+    with FakeTensorMode():
+        with _torch.no_modes():
+            assert torch.arange(3).tolist() == [0, 1, 2]
+        assert isinstance(torch.arange(3), FakeTensor)
 
 
 def test_keeps_graph_tells_what_backward_was_asked():

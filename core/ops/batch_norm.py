@@ -38,7 +38,7 @@ class Channels:
         self.running = tuple(s for s in running if s is not None)
 
     def over(self):
-        return Over(self.dims, math.prod(self.x.shape[d] for d in self.dims), self.groups)
+        return Over(self.dims, math.prod([self.x.shape[d] for d in self.dims]), self.groups)
 
     def apply(self, t, weight, bias, over, eps):
         shape = (-1, *[1] * (t.ndim - 2))
@@ -167,6 +167,7 @@ class OverWorld(NamedTuple):
         return statistic
 
 
+@torch.compiler.disable  # a graph cannot hold a process group
 def synchronised_batch_norm(x, running_mean, running_var, weight, bias, momentum, eps, process_group):
     """Batch norm of a ShardTensor with the statistics of all samples that the ranks of ``process_group`` hold parts
     of; in training."""

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from core import collectives as c
+from core._torch import no_modes
 from core.dispatch import Plan, op
 from core.errors import MissingShardPatch, ShardingError
 from core.ops.adaptive import adaptive_avg_pool
@@ -99,16 +100,16 @@ _FILTERS = {
 }
 
 
-@torch.compiler.assume_constant_result
 @lru_cache(maxsize=1024)
 def _reads(resize, borders, rank, double):
     """The input rows that every rank reads, as ranges, and for each tap this rank's rows, counted from the first of its
-    own range, and weights."""
-    rows, weights = resize.taps(double)
-    parts = [rows[a:b] for a, b in zip(borders, borders[1:])]
-    ranges = [(int(p.min()), int(p.max()) + 1) if p.numel() else (0, 0) for p in parts]
-    own = slice(borders[rank], borders[rank + 1])
-    return tuple(ranges), (rows[own] - ranges[rank][0]).t().tolist(), weights[own].t().tolist()
+    own range, and weights. Real numbers, also while torch.compile looks on."""
+    with no_modes():
+        rows, weights = resize.taps(double)
+        parts = [rows[a:b] for a, b in zip(borders, borders[1:])]
+        ranges = [(int(p.min()), int(p.max()) + 1) if p.numel() else (0, 0) for p in parts]
+        own = slice(borders[rank], borders[rank + 1])
+        return tuple(ranges), (rows[own] - ranges[rank][0]).t().tolist(), weights[own].t().tolist()
 
 
 def _summed(t, dim, resize, borders, sizes=None, group=None):
