@@ -84,7 +84,7 @@ case(
 )
 case("addmm_pending", torch.addmm, ((6,), M, N), ((None, 1, 0),), wire=("all_reduce",))
 case(
-    "tensordot",
+    "tensor_dots",
     lambda a, b: (
         *(torch.tensordot(a, b, 1), torch.tensordot(a, b, ([2], [0])), torch.tensordot(a, a, dims=([0, -1], [0, -1]))),
         *(torch.tensordot(a, a, 0)[0, 0, 0], torch.tensordot(a, a[..., 0], ([1], [1]))),
