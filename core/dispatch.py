@@ -75,7 +75,7 @@ def op(*functions, pending=False, elementwise=False, names=("input",)):
 
 
 def composed(*functions):
-    """Registers what computes functions from other operations; it is called as they are, with the tensors themselves."""
+    """Registers what computes functions from other operations; it is called as they are, with the tensors."""
 
     def register(compute):
         _COMPOSED.update(dict.fromkeys(functions, compute))
