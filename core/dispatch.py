@@ -332,9 +332,6 @@ def _set_data(tensor, data):
     tensor._local_tensor, tensor._spec = data._local_tensor, data._spec
 
 
-_ENGINE = _COMPOSED
-
-
 def _needs_promotion(tensor):
     """Plain operands get their gradient finished by a node of their own; those without gradient go as they are."""
     if isinstance(tensor, ShardTensor):

@@ -5,41 +5,13 @@ not one exact row (running extremes with their indices, sums of exponentials) tu
 one back.
 """
 
-from functools import wraps
-
 import torch
 
 from core import collectives as c
-from core.dispatch import _ENGINE, TARGET, Plan, above, op
+from core.dispatch import TARGET, Plan, op
 from core.ops.reduction import reduced_dims
 
 aten = torch.ops.aten
-
-
-def named(*functions):
-    """As ``op`` for functions whose results torch names (``x.sort().indices``): those of a region are a plain tuple."""
-
-    def register(rule):
-        for f in functions:
-            _ENGINE[f] = _with_names(f, rule)
-        return rule
-
-    return register
-
-
-def _with_names(function, rule):
-    kind = getattr(torch.return_types, function.__name__)
-
-    @wraps(function)
-    def unnamed(*args, **kwargs):
-        return function(*args, **kwargs)
-
-    def call(*args, **kwargs):
-        out = above(unnamed, (), args, kwargs)
-        return kind(out) if isinstance(out, tuple) else out
-
-    op(unnamed)(rule)
-    return call
 
 
 def aside(x, dim):
@@ -81,7 +53,7 @@ def _running(func, x, dim, dtype, total, joined):
 
 
 @op(aten.cummax, aten.cummin)
-@named(torch.cummax, torch.Tensor.cummax, torch.cummin, torch.Tensor.cummin)
+@op(torch.cummax, torch.Tensor.cummax, torch.cummin, torch.Tensor.cummin)
 def running_extreme(func, x, dim):
     return logcumsumexp(func, x, dim)
 

@@ -6,9 +6,8 @@ cut so that each part of the diagonal stays where it is. Nothing is sent.
 
 import torch
 
-from core.dispatch import TARGET, Plan, mutates, op
+from core.dispatch import TARGET, Plan, composed, mutates, op
 from core.errors import MissingShardPatch, ShardingError
-from core.ops.composed import composed
 from core.ops.reduction import reduced
 from core.shard_tensor import ShardTensor
 

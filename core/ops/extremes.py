@@ -4,12 +4,13 @@ What is no number wins as it does in torch. Indices are global, and of equal val
 that attain the global extreme the smallest index is taken, by one more small all-reduce.
 """
 
+from functools import wraps
+
 import torch
 
 from core import collectives as c
-from core.dispatch import _ENGINE, Plan, op
+from core.dispatch import Plan, above, composed, op
 from core.errors import ShardingError
-from core.ops.along import named
 from core.ops.reduction import count_of, groups_of, reduced, reduced_dims, squeezed
 
 aten = torch.ops.aten
@@ -167,6 +168,17 @@ def extreme_along(func, x, dim, keepdim=False):
     return Plan((x,), (out.finished(),) * 2, local)
 
 
+def _with_dim(function):
+    """The form of torch.max and torch.min that takes a dim, as a function with a rule of its own."""
+
+    @wraps(function)
+    def along(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    op(along)(extreme_along)
+    return lambda *args, **kwargs: above(along, (), args, kwargs)
+
+
 def _three_forms(along, of_all, of_two):
     """torch.max and torch.min: along a dim with indices, of everything, or of two tensors, by their arguments."""
 
@@ -186,5 +198,4 @@ for _f, _all, _two in (
     (torch.min, aten.min.default, torch.minimum),
     (torch.Tensor.min, aten.min.default, torch.minimum),
 ):
-    named(_f)(extreme_along)
-    _ENGINE[_f] = _three_forms(_ENGINE[_f], _all, _two)
+    composed(_f)(_three_forms(_with_dim(_f), _all, _two))

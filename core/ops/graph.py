@@ -7,7 +7,7 @@ that function again: traced through, differentiated and caught on shards as ever
 
 import torch
 
-from core.dispatch import _ENGINE
+from core.dispatch import composed
 
 _library = torch.library.Library("core", "FRAGMENT")
 
@@ -17,5 +17,5 @@ def operator(schema, function):
     name = _library.define(schema)
     _library.impl(name, function, "CompositeImplicitAutograd")
     packet = getattr(torch.ops.core, name)
-    _ENGINE[packet] = _ENGINE[packet.default] = function
+    composed(packet, packet.default)(function)
     return packet

@@ -3,9 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from core.dispatch import Plan, op
+from core.dispatch import Plan, composed, op
 from core.errors import ShardingError
-from core.ops.composed import composed
 from core.ops.pointwise import meet, operand
 from core.ops.reduction import reduced_dims
 from core.spec import chunk_sizes

@@ -10,7 +10,6 @@ import torch
 
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.ops.along import named
 from core.ops.matmul import contract
 
 aten = torch.ops.aten
@@ -22,8 +21,8 @@ la = torch.linalg
 @op(la.pinv, torch.pinverse, torch.Tensor.pinverse, la.matrix_rank, la.cond, la.svdvals, la.eigvals, la.eigvalsh)
 @op(la.matrix_exp, torch.matrix_exp, torch.Tensor.matrix_exp)
 @op(la.matrix_power, torch.matrix_power, torch.Tensor.matrix_power, aten._linalg_svd)
-@named(torch.svd, torch.Tensor.svd, torch.qr, torch.Tensor.qr, torch.slogdet, torch.Tensor.slogdet)
-@named(la.svd, la.qr, la.slogdet, la.eig, la.eigh, la.lu, la.lu_factor, la.inv_ex, la.cholesky_ex)
+@op(torch.svd, torch.Tensor.svd, torch.qr, torch.Tensor.qr, torch.slogdet, torch.Tensor.slogdet)
+@op(la.svd, la.qr, la.slogdet, la.eig, la.eigh, la.lu, la.lu_factor, la.inv_ex, la.cholesky_ex)
 def of_matrix(func, A, *args, **kwargs):
     """Results have the batch dims first; torch itself says what follows them, asked without any data."""
     if A.ndim < 2:

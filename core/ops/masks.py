@@ -8,9 +8,8 @@ from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from core import collectives as c
 from core._torch import NoTorchFunction
-from core.dispatch import Plan, op
+from core.dispatch import Plan, composed, op
 from core.errors import ShardingError
-from core.ops.composed import composed
 from core.region import run
 from core.shard_tensor import ShardTensor, as_shards, check_promotion
 from core.spec import REPLICATE, replicated_spec

@@ -9,10 +9,11 @@ import math
 import torch
 import torch.nn.functional as F
 
-from core.dispatch import _ENGINE
+from core.dispatch import composed
 from core.errors import ShardingError
 
 
+@composed(F.multi_head_attention_forward)
 def multi_head_attention(
     query,
     key,
@@ -72,8 +73,6 @@ def multi_head_attention(
         return out.squeeze(1), None if weights is None else weights.squeeze(0)
     return out, weights
 
-
-_ENGINE[F.multi_head_attention_forward] = multi_head_attention
 
 
 def _check(query, key, value, width, heads, attn_mask, is_causal):

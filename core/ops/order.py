@@ -10,7 +10,7 @@ import torch
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.ops.along import aside, named
+from core.ops.along import aside
 from core.ops.reduction import reduced, reduced_dims
 from core.ops.view import viewed
 from core.spec import replicated_spec
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 @op(torch.argsort, torch.Tensor.argsort, aten.argsort, aten.sort)
-@named(torch.sort, torch.Tensor.sort)
+@op(torch.sort, torch.Tensor.sort)
 def sort(func, x, dim=-1, descending=False, stable=False):
     _, turned = aside(x, dim)
     return Plan((turned,), turned, final=x)
@@ -31,7 +31,7 @@ def msort(func, x):
 
 
 @op(aten.topk)
-@named(torch.topk, torch.Tensor.topk)
+@op(torch.topk, torch.Tensor.topk)
 def topk(func, x, k, dim=-1, largest=True, sorted=True):
     dim = reduced_dims(x, dim)[0]
     rows = x.shape[dim] if x.ndim else 1
@@ -56,7 +56,7 @@ def topk(func, x, k, dim=-1, largest=True, sorted=True):
 
 
 @op(aten.kthvalue)
-@named(torch.kthvalue, torch.Tensor.kthvalue)
+@op(torch.kthvalue, torch.Tensor.kthvalue)
 def kthvalue(func, x, k, dim=-1, keepdim=False):
     rows = x.shape[reduced_dims(x, dim)[0]] if x.ndim else 1
     if not 1 <= k <= rows:
@@ -65,13 +65,13 @@ def kthvalue(func, x, k, dim=-1, keepdim=False):
 
 
 @op(aten.mode)
-@named(torch.mode, torch.Tensor.mode)
+@op(torch.mode, torch.Tensor.mode)
 def mode(func, x, dim=-1, keepdim=False):
     return _selected(x, dim, keepdim)
 
 
 @op(aten.median, aten.nanmedian)
-@named(torch.median, torch.Tensor.median, torch.nanmedian, torch.Tensor.nanmedian)
+@op(torch.median, torch.Tensor.median, torch.nanmedian, torch.Tensor.nanmedian)
 def median(func, x, dim=None, keepdim=False):
     """Of all values: gathers."""
     if dim is None:

@@ -6,9 +6,8 @@ A row of a cut dim goes to every rank. Windows lie with the owner of their first
 import torch
 
 from core import collectives as c
-from core.dispatch import Plan, op
+from core.dispatch import Plan, composed, op
 from core.errors import ShardingError
-from core.ops.composed import composed
 from core.ops.reduction import reduced_dims
 
 aten = torch.ops.aten

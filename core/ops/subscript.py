@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from core._torch import NoTorchFunction
+from core.dispatch import composed
 from core.errors import ShardingError
-from core.ops.composed import composed
 from core.ops.indexing import first_dim, take_rows
 from core.ops.masks import put_masked, take_masked
 
