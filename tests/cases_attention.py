@@ -8,7 +8,7 @@ from cases import case
 from torch.distributed.tensor import Replicate, Shard
 
 from core import ShardTensor, rng
-from core.ops import ring
+from core.ops import block
 from core.ops.attention import set_strategy
 
 Q, K = (2, 4, 7, 6), (2, 4, 9, 6)
@@ -185,11 +185,11 @@ def few_at_a_time(fn):
     """The same with so few scores at a time that every query is a block."""
 
     def run(*operands):
-        most, ring._most_scores = ring._most_scores, 20
+        most, block._most_scores = block._most_scores, 20
         try:
             return fn(*operands)
         finally:
-            ring._most_scores = most
+            block._most_scores = most
 
     return run
 

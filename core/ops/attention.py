@@ -14,8 +14,9 @@ from torch.distributed.tensor.placement_types import Shard
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.ops.block import Call, Dropout, result_dtype
 from core.ops.pointwise import operand
-from core.ops.ring import Call, Dropout, block_attention, result_dtype
+from core.ops.ring import block_attention
 from core.spec import REPLICATE, ShardTensorSpec
 
 _strategy = "gather"

@@ -13,7 +13,7 @@ from core import collectives as c
 from core import rng
 from core.dispatch import Plan, op
 from core.errors import MissingShardPatch
-from core.ops import ring
+from core.ops import block, ring
 from core.ops.attention import layout
 from core.ops.extremes import extreme_of_parts
 from core.ops.reduction import finish_local
@@ -136,7 +136,7 @@ def safe_softmax(func, x, dim, dtype=None):
 
     def local(t, dim, dtype=None):
         scores = t.to(torch.promote_types(dtype or t.dtype, torch.float32))
-        weights = ring.exponentials(scores, extreme_of_parts(scores, (dim % x.ndim,), False, [group]))
+        weights = block.exponentials(scores, extreme_of_parts(scores, (dim % x.ndim,), False, [group]))
         total = c.send_all_reduce(weights.sum(dim, True), group)
         return (weights / total.masked_fill(total == 0, 1)).to(dtype or t.dtype)
 

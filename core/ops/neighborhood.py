@@ -19,10 +19,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.ops.block import result_dtype
 from core.ops.graph import operator
 from core.ops.halo import fetch
 from core.ops.pointwise import meet, operand
-from core.ops.ring import result_dtype
 from core.ops.windows import Axis, Tiles, Window
 
 _most_scores = 1 << 25  # of one head, kept at a time

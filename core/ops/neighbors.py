@@ -16,8 +16,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.ops.block import ALONE
 from core.ops.graph import operator
-from core.ops.ring import ALONE, blocks
+from core.ops.ring import blocks
 from core.shard_tensor import ShardTensor, promote
 from core.spec import REPLICATE, chunk_sizes
 
