@@ -10,15 +10,26 @@ aten = torch.ops.aten
 
 
 @op(aten.detach, aten.alias, aten.clone, aten._to_copy, aten.lift_fresh, aten.positive, pending=True, elementwise=True)
-def copy(func, x, *args, dtype=None, **kwargs):
+def copy(func, x, *args, dtype=None, memory_format=None, **kwargs):
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         x = x.finished()  # whole numbers are no linear function
-    return Plan((x,), x)
+    return Plan((x,), x if func.overloadpacket in _VIEWS else in_format(x, memory_format))
+
+
+_VIEWS = {aten.detach, aten.alias, aten.positive}
+
+
+def in_format(x, memory_format):
+    """The same cut with its memory in the order asked for; by default as it is, but an expanded dim is written out."""
+    if memory_format in (None, torch.preserve_format):
+        return x if 0 not in x.stride else x._new(x.placements, x.sizes)
+    stride = torch.empty(x.shape, device="meta", memory_format=memory_format).stride()
+    return x if stride == x.stride else x._new(x.placements, x.sizes, stride=stride)
 
 
 @op(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, pending=True, elementwise=True)
-def like(func, x, *args, **kwargs):
-    return Plan((x,), x.finished())
+def like(func, x, *args, memory_format=None, **kwargs):
+    return Plan((x,), in_format(x.finished(), memory_format))
 
 
 @op(aten.new_zeros, aten.new_ones, aten.new_empty, aten.new_full)

@@ -57,8 +57,9 @@ def _broadcast(specs, func):
 
 
 def meet(specs, func=None):
-    """The cut of a broadcast result of several operands."""
+    """The cut of a broadcast result of several operands, and its order in memory, which is the first's of its shape."""
     shape = _broadcast(specs, func)
+    stride = next((s.stride for s in specs if s.shape == shape and 0 not in s.stride), None)
     n, mesh = len(shape), specs[0].mesh
     placements, sizes, taken = [], [], set()
     by_size = sorted(specs, key=lambda s: -s.shape.numel())
@@ -75,7 +76,7 @@ def meet(specs, func=None):
                 break
         placements.append(choice[0])
         sizes.append(choice[1])
-    return specs[0]._new(placements, sizes, shape)
+    return specs[0]._new(placements, sizes, shape, stride)
 
 
 def operand(spec, target, func=None):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from core import rng
 from core.dispatch import TARGET, Plan, mutates, op, tensors_in
 from core.errors import ShardingError
+from core.ops.factory import in_format
 from core.ops.pointwise import meet, operand
 
 aten = torch.ops.aten
@@ -23,11 +24,13 @@ def _bits(spec, device, generator=None):
 
 # -- fields shaped like a tensor --------------------------------------------------------------------------------------
 def _like(values):
-    def rule(func, x, *bounds, dtype=None, device=None, generator=None, **kwargs):
-        out = x.finished()
+    def rule(func, x, *bounds, dtype=None, device=None, memory_format=torch.preserve_format, **kwargs):
+        out = in_format(x.finished(), memory_format)
 
         def local(t, *bounds, generator=None, **kwargs):
-            return values(_bits(out, t.device, generator), dtype or t.dtype, *bounds)
+            drawn = values(_bits(out, t.device, generator), dtype or t.dtype, *bounds)
+            like = torch.empty_like(t, dtype=drawn.dtype, memory_format=memory_format)
+            return drawn if like.is_contiguous() else like.copy_(drawn)
 
         return Plan((x,), out, local)
 
