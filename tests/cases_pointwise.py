@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from cases import case
+from cases import case, refuse
 
 from core.ops.foreach import ARITHMETIC, UNARY
 
@@ -150,8 +150,8 @@ case(
     "complex_functions",
     lambda x, y: tuple(torch.view_as_real(t) for t in (x * y, x / y, x.exp(), x.sqrt(), x.tanh(), x.pow(2), x.sgn())),
     (X, X),
-    ((1, 1), (2, None), (None, 1)),
-    cuts2=PAIRS[:1],
+    PAIR,
+    cuts2=PAIRS,
     make={0: complex_, 1: complex_},
     differentiable=(0, 1),
 )
@@ -282,3 +282,11 @@ def unscaled(a, b):
 
 
 case("lists_unscale", unscaled, (X, (4, 7)), ((1, 0), (2, None)), cuts2=(((1, 2), (0, 1)),))
+
+refuse("an odd gate", lambda x: F.glu(x, 1))
+refuse("shapes that do not broadcast", lambda x: x + torch.ones(3, 1))
+refuse("a target that would grow", lambda x: x.add_(torch.ones(3, 2, 7, 8, 2, 4)))
+refuse("memory", lambda x: x.apply_(abs))
+refuse("shared memory", lambda x: x.share_memory_())
+refuse("memory for others", lambda x: torch.from_dlpack(x))
+refuse("a random law", lambda x: x.cauchy_())

@@ -1,7 +1,7 @@
 """Complex numbers as pairs of real ones, and conjugates.
 
-Torch marks a conjugate or a negative by a bit on the tensor and leaves the memory as it is. Parts hold the finished
-numbers instead: what goes over the wire is memory.
+Torch marks a conjugate or a negative by a bit on the tensor and leaves the memory as it is. A part of a ShardTensor
+holds the finished numbers instead: what goes over the wire is memory.
 """
 
 import torch
@@ -25,11 +25,6 @@ def view_as_complex(func, x):
     return Plan((x,), x.reshaped(x.shape[:-1], {d: d for d in range(x.ndim - 1)}), lambda t: func(t.contiguous()))
 
 
-@op(aten._conj, pending=True)
-def conj(func, x):
-    return Plan((x,), x, lambda t: t.conj_physical() if t.is_complex() else t)
-
-
-@op(aten._neg_view, pending=True)
-def neg_view(func, x):
-    return Plan((x,), x, lambda t: t.neg())
+@op(aten._conj, aten._neg_view, pending=True)
+def marked(func, x):
+    return Plan((x,), x)
