@@ -406,6 +406,8 @@ def below(func, types, args, kwargs):
     """``__torch_dispatch__``: values are global; plain tensors are replicated values."""
     if HANDLERS and (handler := HANDLERS.get(func)):
         return handler(func, types, args, kwargs)
+    if func in _COMPOSED:
+        return _COMPOSED[func](*args, **kwargs)
     written = _written(func, args, kwargs) if _writes(func) else ()
     if written:
         _make_writable(func, written)
@@ -417,7 +419,10 @@ def below(func, types, args, kwargs):
         plan = _cached(key)
         if plan is None:
             rule = _rule_below(func)
-            if rule is None:
+            if rule is None:  # in inference mode operations made of others arrive whole
+                out = func.decompose(*args, **kwargs)
+                if out is not NotImplemented:
+                    return out
                 return fallback(func, lambda whole: _call(func, args, kwargs, whole), tensors, written, mutates(func))
             plan = _element_by_element(rule, func, tensors)
             for t in _shards(tensors) if plan is None else ():
@@ -428,7 +433,17 @@ def below(func, types, args, kwargs):
         out = _call(plan.local or func, args, kwargs, locals_)
     except (TypeError, NotImplementedError) as error:
         raise _translated(error, func, tensors) from error
-    return args[0] if plan.outputs is TARGET else _wrap_below(out, plan.outputs, plan.final)
+    if plan.outputs is TARGET:
+        return args[0]
+    if torch.is_inference_mode_enabled() and _is_view(func) and not tensors[0].is_inference():
+        with torch.inference_mode(False):  # torch wants a view of a tensor made outside to be as that tensor
+            return _wrap_below(out, plan.outputs, plan.final)
+    return _wrap_below(out, plan.outputs, plan.final)
+
+
+@cache
+def _is_view(func):
+    return any(r.alias_info is not None for r in func._schema.returns)
 
 
 def _rule_below(func):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
-from core import ShardingError, ShardTensor, rng, scatter_tensor
+from core import ShardingError, ShardTensor, rng, scatter_tensor, set_fallback
 from core.debug import trace
 
 
@@ -142,6 +142,26 @@ def _torchs_other_spellings(meshes):
         same(f(y), f(z.conj().resolve_conj()))
 
 
+def _inference_mode(meshes):
+    """Views of a tensor made outside, and operations made of others, which arrive whole there."""
+    whole, x = make(meshes["2"])
+    calls = [
+        lambda t: t[3], lambda t: t[1:5, 1], lambda t: t.T, lambda t: t.mT, lambda t: t.unsqueeze(0).expand(2, 7, 3),
+        lambda t: t.chunk(2, 1)[1], lambda t: t.movedim(0, 1), lambda t: t.flatten(), lambda t: t.narrow(0, 1, 4),
+        lambda t: t.unbind(1)[0], lambda t: t.softmax(0), lambda t: torch.where(t > 0, t, 0), lambda t: t.std(0),
+        lambda t: torch.hstack([t, t]), lambda t: t.sort(0).values, lambda t: t.detach() + 1,
+    ]  # fmt: skip
+    set_fallback("error")
+    try:
+        with torch.inference_mode():
+            for i, call in enumerate(calls):
+                for t in (x, x + 0):
+                    got = call(t).full_tensor()
+                    assert torch.allclose(got, call(whole), atol=1e-12), i
+    finally:
+        set_fallback("warn")
+
+
 def _more_than_two_to_the_31(meshes):
     """Offsets are 64-bit: parts that are expanded from one element stand for 2^31 + 8 rows."""
     mesh, n = meshes["2"], 2**31 + 8
@@ -174,7 +194,7 @@ def _an_unused_result_is_harmless(meshes):
 
 CASES = [
     _is_saved_and_loaded, _is_a_parameter, _gradients_are_seen_alike, _one_value, _torchs_other_spellings,
-    _more_than_two_to_the_31, _an_unused_result_is_harmless,
+    _inference_mode, _more_than_two_to_the_31, _an_unused_result_is_harmless,
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import torch
 from torch.distributed.tensor.placement_types import Shard
 
 from core._torch import NoDispatch
-from core.dispatch import Plan, op
+from core.dispatch import Plan, composed, op
 from core.errors import MissingShardPatch, ShardingError
 from core.ops.reduction import reduced_dims
 from core.shard_tensor import ShardTensor
@@ -173,17 +173,17 @@ def as_strided(func, x, size, stride, storage_offset=None):
     return Plan((x,), x, lambda t, *a: t.view_as(t))
 
 
-def _in_place(change):
-    """A handler that gives a tensor the shape that ``change`` returns."""
+def _in_place(func, change):
+    """``func`` gives a tensor the shape that ``change`` returns."""
 
-    def handler(func, types, args, kwargs):
-        x, changed = args[0], change(*args, **kwargs)
+    def changed_in_place(x, *args, **kwargs):
+        changed = change(x, *args, **kwargs)
         with NoDispatch():
-            func(*args, **kwargs)  # the wrapper's own shape
+            func(x, *args, **kwargs)  # the wrapper's own shape
         x._local_tensor, x._spec = changed._local_tensor, changed._spec
         return x
 
-    return handler
+    return changed_in_place
 
 
 for _f, _change in (
@@ -196,4 +196,4 @@ for _f, _change in (
     (aten.squeeze_.dim, aten.squeeze),
     (aten.squeeze_.dims, aten.squeeze),
 ):
-    ShardTensor.register_dispatch_handler(_f, _in_place(_change))
+    composed(_f)(_in_place(_f, _change))
