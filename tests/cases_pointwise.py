@@ -24,6 +24,13 @@ def complex_(g, shape):
     return torch.randn(shape, dtype=torch.complex128, generator=g)
 
 
+def pinned(x):
+    try:
+        return x.pin_memory()
+    except RuntimeError:  # a machine without an accelerator
+        return x * 1
+
+
 # -- what torch does not tag ------------------------------------------------------------------------------------------
 case(
     "untagged",
@@ -78,6 +85,27 @@ case(
     PAIR,
     cuts2=PAIRS,
     make={0: whole, 1: whole},
+)
+
+case(
+    "made_alike",
+    lambda x: (
+        torch.full_like(x, 2.0) * x,
+        x.new_full((3,), 2.0),
+        x.new_ones(X),
+        x.new_empty((0, 4)),
+        x.new_empty(X).fill_(1.0),
+        x.new_zeros(X) + x,
+        aten.lift_fresh(x.detach()),
+        aten.alias(x),
+        torch.positive(x),
+        torch._neg_view(x),
+        pinned(x.detach()),
+    ),
+    (X,),
+    ONE,
+    cuts2=BOTH,
+    wire=(),
 )
 
 # -- activations ------------------------------------------------------------------------------------------------------

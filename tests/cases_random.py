@@ -130,6 +130,22 @@ same(
     lambda x: (torch.randint_like(x, 9), torch.randint_like(x, -3, 4, dtype=torch.int64), x.new_zeros(X).random_(2, 5)),
     lambda x: (whole_numbers(x, 0, 9).to(x.dtype), whole_numbers(x, -3, 4), whole_numbers(x, 2, 5).to(x.dtype)),
 )
+
+
+def seeded():
+    return torch.Generator().manual_seed(5)
+
+
+def of_generator(x, low, high):
+    bits = rng.bits(rng.draw_key(seeded()), x.shape, [(0, n) for n in x.shape])
+    return ((bits >> 1 & (1 << 63) - 1) % (high - low) + low).to(x.dtype)
+
+
+same(
+    "whole_numbers_of_a_generator",
+    lambda x: (torch.randint_like(x, 9, generator=seeded()), torch.randint_like(x, 2, 9, generator=seeded())),
+    lambda x: (of_generator(x, 0, 9), of_generator(x, 2, 9)),
+)
 same(
     "other_laws",
     lambda x: (x.detach().clone().exponential_(2), x.detach().clone().log_normal_(0.5, 0.3)),

@@ -9,14 +9,14 @@ from core.spec import replicated_spec
 aten = torch.ops.aten
 
 
-@op(aten.detach, aten.alias, aten.clone, aten._to_copy, aten.lift_fresh, aten.positive, pending=True, elementwise=True)
+@op(aten.detach, aten.alias, aten.clone, aten._to_copy, aten.lift_fresh, pending=True, elementwise=True)
 def copy(func, x, *args, dtype=None, memory_format=None, **kwargs):
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         x = x.finished()  # whole numbers are no linear function
     return Plan((x,), x if func.overloadpacket in _VIEWS else in_format(x, memory_format))
 
 
-_VIEWS = {aten.detach, aten.alias, aten.positive}
+_VIEWS = {aten.detach, aten.alias}
 
 
 def in_format(x, memory_format):
