@@ -111,6 +111,14 @@ case(
     ((2, None, None), (0, None, None)),
 )
 
+case(
+    "conv_transpose3d",
+    lambda x, w, b: F.conv_transpose3d(x, w, b, stride=(2, 1, 2), padding=1, output_padding=(1, 0, 0)),
+    (V, (2, 3, 3, 3, 2), (3,)),
+    ((2, None, None), (3, None, None), (0, None, None)),
+    cuts2=(((2, 3), None, None), ((3, 4), None, None)),
+)
+
 P = (2, 3, 8, 5)
 case("pad_one_side", lambda x: F.pad(x, (0, 0, 2, 0)), (P,), ((2,), (3,)), cuts2=(((2, 3),),), wire=())
 case(

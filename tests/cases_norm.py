@@ -6,6 +6,8 @@ from cases import case, refuse
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from core import ShardTensor
+
 X, V = (2, 7, 6), (2, 4, 7, 5)
 TWO = ("all_reduce", "all_reduce")
 
@@ -199,6 +201,17 @@ case(
     ((0,), (1,), (2,)),
     cuts2=(((2, 3),), ((1, 2),)),
 )
+
+
+def synchronised(x):
+    """Over a process group that has the ranks of the mesh: the same as one process without any."""
+    if not isinstance(x, ShardTensor):
+        return buffers(nn.BatchNorm2d)(x)
+    group = None if x.device_mesh.ndim > 1 else x.device_mesh.get_group()
+    return buffers(nn.SyncBatchNorm, process_group=group)(x)
+
+
+case("batch_norm_synchronised", synchronised, (V,), ((0,), (1,), (2,), ("R",)), cuts2=(((2, 3),), ((1, 2),)))
 case(
     "instance_norm_module",
     lambda x: (

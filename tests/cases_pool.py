@@ -118,6 +118,20 @@ windows("max_unpool2d", unpool(2), (call(),), (2, 4, 9, 8), (*SPATIAL[2], (0,), 
 windows("max_unpool1d", unpool(1), (call(),), S, SPATIAL[1], (((1, 2),),))
 windows("max_unpool3d", unpool(3), (call(),), (1, 2, 5, 4, 4), SPATIAL[3], (((2, 3),),))
 
+case(
+    "fractional_max_pool",
+    lambda x, y, a, b: (
+        F.fractional_max_pool2d(x, 2, output_size=(4, 5), _random_samples=a),
+        *F.fractional_max_pool2d(x, (2, 3), output_ratio=(0.5, 0.4), return_indices=True, _random_samples=a),
+        F.fractional_max_pool3d(y, 2, output_size=(3, 3, 2), _random_samples=b),
+        *F.fractional_max_pool3d(y, 2, output_ratio=(0.5, 0.6, 0.3), return_indices=True, _random_samples=b),
+    ),
+    ((2, 4, 9, 8), (2, 2, 6, 5, 4), (2, 4, 2), (2, 2, 3)),
+    ((0, 0, None, None), (1, 1, None, 0), (2, 2, 0, None), (3, 4, None, None)),
+    cuts2=(((2, 3), (2, 3), None, None), ((0, 2), (1, 4), None, None)),
+    make={i: lambda g, shape: torch.rand(shape, dtype=torch.float64, generator=g) for i in (2, 3)},
+    differentiable=(0, 1),
+)
 refuse("fractional windows", lambda x: F.fractional_max_pool2d(x[..., 0], 2, output_size=3))
 refuse("fractional windows with indices", lambda x: F.fractional_max_pool3d(x, 2, (3, 3, 1), return_indices=True))
 refuse("padding of more than half a window", lambda x: F.max_pool2d(x[..., 0], 3, 1, 2))

@@ -86,7 +86,7 @@ case("pixel_unshuffle_in_place", lambda x: torch.pixel_unshuffle(x, 2), ((2, 4, 
 case("pixel_shuffle_channels", lambda x: torch.pixel_shuffle(x, 2), ((2, 12, 3, 3),), ((1,),), cuts2=(((1, 3),),))
 case(
     "channel_shuffle",
-    lambda x: (torch.channel_shuffle(x, 3), nn.ChannelShuffle(2)(x)),
+    lambda x: (torch.channel_shuffle(x, 3), nn.ChannelShuffle(2)(x), torch.native_channel_shuffle(x.detach(), 2)),
     ((2, 6, 5, 4),),
     ((0,), (1,), (2,)),
     cuts2=(((1, 2),), ((0, 3),)),
@@ -173,11 +173,21 @@ case(
     ((2, 2), (3, 3), (2, None)),
     cuts2=(((2, 3), (2, 3)),),
 )
-case("grid_sampler", lambda x, grid: torch.grid_sampler(x, grid, 0, 1, True), (SAMPLED, AT), ((2, 1), (None, 2)))
+case(
+    "grid_sampler",
+    lambda x, grid, y, at: (
+        torch.grid_sampler(x, grid, 0, 1, True),
+        torch.grid_sampler_2d(x, grid, 2, 0, False),
+        torch.grid_sampler_3d(y, at, 0, 2, True),
+    ),
+    (SAMPLED, AT, (2, 2, 4, 5, 3), AT3),
+    ((2, 1, 2, 1), (None, 2, None, 3)),
+)
 case(
     "affine_grid",
     lambda t, x: (
         F.affine_grid(t, (3, 2, 4, 5), align_corners=False),
+        torch.affine_grid_generator(t, (3, 2, 4, 5), True),
         F.grid_sample(x, F.affine_grid(t, list(x.shape), align_corners=True), align_corners=True),
     ),
     ((3, 2, 3), (3, 2, 6, 4)),

@@ -73,7 +73,10 @@ def _several(func, x, count):
         raise ShardingError("statistics of one value a channel", op=func.__name__, operands=[x])
 
 
-@op(F.batch_norm)
+_BUFFERS_AND_WEIGHTS = ("running_mean", "running_var", "weight", "bias")
+
+
+@op(F.batch_norm, names=("input", *_BUFFERS_AND_WEIGHTS, "training", "momentum", "eps"))
 def batch_norm(func, x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     running = running_mean, running_var
     p = Channels(func, x, running, (weight, bias), (0, *range(2, x.ndim)))
@@ -95,7 +98,7 @@ def batch_norm(func, x, running_mean, running_var, weight=None, bias=None, train
     return Plan(inputs, x, local)
 
 
-@op(F.instance_norm)
+@op(F.instance_norm, names=("input", *_BUFFERS_AND_WEIGHTS, "use_input_stats", "momentum", "eps"))
 def instance_norm(
     func, x, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
 ):

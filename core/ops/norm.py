@@ -51,7 +51,7 @@ def layer_norm(func, x, normalized_shape, weight=None, bias=None, eps=1e-5, cudn
     return Plan(inputs, x, local)
 
 
-@op(F.rms_norm, torch.rms_norm)
+@op(F.rms_norm, torch.rms_norm, names=("input", "normalized_shape", "weight", "eps"))
 def rms_norm(func, x, normalized_shape, weight=None, eps=None):
     dims, axes = _trailing(func, x, normalized_shape)
     inputs = (x, *((operand(weight, x),) if weight is not None else ()))
@@ -66,7 +66,7 @@ def rms_norm(func, x, normalized_shape, weight=None, eps=None):
     return Plan(inputs, x, local)
 
 
-@op(F.group_norm, torch.group_norm)
+@op(F.group_norm, torch.group_norm, names=("input", "num_groups", "weight", "bias", "eps"))
 def group_norm(func, x, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):
     """A group whose channels lie on several ranks has sums of several ranks, as one whose space does."""
     if num_groups < 1 or x.ndim < 2 or x.shape[1] % num_groups:

@@ -188,10 +188,32 @@ def max_unpool(func, x, indices, kernel_size, stride=None, padding=0, output_siz
 
 
 @op(*named("fractional_max_pool{}d"), *named("fractional_max_pool{}d_with_indices"))
-def fractional_max_pool(func, x, *args, **kwargs):
-    raise MissingShardPatch(
-        "draws its windows anew on every rank",
-        op=func.__name__,
-        operands=[x],
-        remedy="Use adaptive_max_pool, or call it on x.full_tensor().",
-    )
+def fractional_max_pool(
+    func, x, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None
+):
+    """Windows lie where samples for each image and channel say; cuts of space are laid aside meanwhile. Without samples
+    every rank would draw its own."""
+    n, samples = dims_of(func), _random_samples
+    if samples is None or x.ndim != n + 2 or tuple(samples.shape) != (*x.shape[:2], n):
+        raise MissingShardPatch(
+            "draws its windows anew on every rank",
+            op=func.__name__,
+            operands=[x],
+            remedy="Give _random_samples of shape (batch, channels, dims), or use adaptive_max_pool.",
+        )
+    ratio = each(output_ratio, n) if output_size is None else None
+    wanted = [int(m * r) for m, r in zip(x.shape[2:], ratio)] if ratio else each(output_size, n)
+    if any(m + k - 1 > rows for m, k, rows in zip(wanted, each(kernel_size, n), x.shape[2:])):
+        raise ShardingError(f"{wanted} windows of {kernel_size} rows", op=func.__name__, operands=[x])
+    final = placed(func, x, 2, x.shape[:2], wanted, lambda i, row: -(-row * wanted[i] // x.shape[2 + i]))
+    x, indices = x.aside(*range(2, x.ndim)), func.__name__.endswith("with_indices")
+    out = x.reshaped(final.shape, {d: d for d in range(x.ndim)})
+    plain = getattr(F, f"fractional_max_pool{n}d_with_indices")
+
+    def local(t, *args, _random_samples, **kwargs):
+        both = plain(at_least_one(t), kernel_size, wanted, _random_samples=at_least_one(_random_samples))
+        both = tuple(trimmed(y, out.local_shape()) for y in both)
+        return both if indices else both[0]
+
+    outs = ((out, out), (final, final)) if indices else (out, final)
+    return Plan((x, x.reshaped(samples.shape, {0: 0, 1: 1})), outs[0], local, outs[1])
