@@ -23,8 +23,18 @@ def in_format(x, memory_format):
     """The same cut with its memory in the order asked for; by default as it is, but an expanded dim is written out."""
     if memory_format in (None, torch.preserve_format):
         return x if 0 not in x.stride else x._new(x.placements, x.sizes)
-    stride = torch.empty(x.shape, device="meta", memory_format=memory_format).stride()
-    return x if stride == x.stride else x._new(x.placements, x.sizes, stride=stride)
+    if memory_format == torch.contiguous_format:
+        return x._new(x.placements, x.sizes)
+    return x._new(x.placements, x.sizes, stride=_packed(x.shape, [0, *range(2, x.ndim), 1]))
+
+
+def _packed(shape, order):
+    """Strides of memory without gaps, the last dim of ``order`` running fastest."""
+    stride, step = [0] * len(shape), 1
+    for d in reversed(order):
+        stride[d] = step
+        step *= max(shape[d], 1)
+    return stride
 
 
 @op(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, pending=True, elementwise=True)
@@ -44,21 +54,13 @@ def new(func, x, size, *args, **kwargs):
 def new_strided(func, x, size, stride, *args, **kwargs):
     """Memory order is a matter of each part: autograd asks for it where a gradient is laid out unlike its tensor."""
     plan = new(func, x, size)
-    return Plan(
-        plan.inputs,
-        plan.outputs,
-        lambda t, *a, **k: torch.empty_strided(*_strided(plan, stride), dtype=t.dtype, device=t.device),
-    )
-
-
-def _strided(plan, stride):
-    """Local shape, and strides in the order of the global ones."""
     shape = plan.outputs.local_shape()
-    local, step = [0] * len(shape), 1
-    for d in sorted(range(len(shape)), key=lambda d: (stride[d], -d)):
-        local[d] = step
-        step *= max(shape[d], 1)
-    return shape, local
+    order = sorted(range(len(shape)), key=lambda d: (-stride[d], d))
+
+    def local(t, *args, **kwargs):
+        return torch.empty_strided(shape, _packed(shape, order), dtype=t.dtype, device=t.device)
+
+    return Plan(plan.inputs, plan.outputs, local)
 
 
 @op(aten.copy_)
