@@ -264,8 +264,8 @@ def above(func, types, args, kwargs):
         return _COMPOSED[func](*args, **kwargs)
     tensors = []
     rule = RULES.get(func)
-    if rule is not None and (isinstance(func, _ATEN) or "out" in kwargs):  # such a rule speaks of values below autograd
-        rule = None
+    if rule is not None and (isinstance(func, _ATEN) or kwargs.get("out") is not None):
+        rule = None  # torch.ops.aten.X and out= are matters of the values below autograd
     elif rule is not None and kwargs:
         args, kwargs = _positional(rule, args, kwargs)
     if rule is None:
