@@ -160,6 +160,12 @@ case(
     ((None, 2, 2), ("R", 2, 2)),
     wire=("all_reduce", "all_reduce"),
 )
+attention(
+    "all_sizes_alike",
+    ((4, 4, 4, 4),) * 3,
+    ((None, 2, 2), (2, None, None), (1, 2, 2), (2, 2, 1)),
+    (((1, 2), (2, 1), (1, 2)),),
+)
 attention("flat", ((7, 6), (9, 6), (9, 3)), ((0, 0, 0), (0, None, None), (None, 0, 0), (1, 1, 1)), is_causal=True)
 attention("pending", (Q, K, K), (("P", 2, 2), (2, "P", "P"), ("R", "R", "R")))
 SHARED = (2, 2, 9, 6)

@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import Shard
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.ops.block import Call, Dropout, result_dtype
+from core.ops.block import ALONE, Call, Dropout, result_dtype
 from core.ops.pointwise import operand
 from core.ops.ring import block_attention
 from core.spec import REPLICATE, ShardTensorSpec
@@ -47,12 +47,11 @@ def attention(func, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, sca
             k, v = _gathered(k, v, call.sizes, call.ring)
         if empty:
             return _nothing(at.out.local_shape(), q, k, v, *(() if attn_mask is None else (attn_mask,)))
-        if is_causal and call.first_query:
+        if is_causal and call.first_query:  # torch counts queries from the first key on
             last = call.first_query + q.shape[-2]
             k, v = k[..., :last, :], v[..., :last, :]
-            attn_mask = _up_to(call.first_query, last, k.shape[-2], q.device)
-        causal = is_causal and not call.first_query
-        return func(q, k, v, attn_mask, 0.0, causal, scale=scale, enable_gqa=enable_gqa and not at.pick)
+            return block_attention(q, k, v, None, call._replace(sizes=k.shape[-2:-1], ring=ALONE))
+        return func(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa and not at.pick)
 
     return Plan(at.inputs, at.out, local)
 
@@ -94,7 +93,7 @@ def layout(q, k, v, mask, dropout_p, causal, scale, grouped):
             scores = scores.with_axis(axis, Shard(n - 1), sizes)
     if dropout_p:
         call = call._replace(dropout=Dropout(dropout_p, scores.shape, [scores.local_range(d) for d in range(n - 2)]))
-    inputs = (operand(q, scores), *keys, *((operand(mask, scores),) if mask is not None else ()))
+    inputs = (operand(q, scores.whole(-1)), *keys, *((operand(mask, scores),) if mask is not None else ()))
     return Layout(inputs, scores, out, pick, call)
 
 
@@ -193,10 +192,6 @@ class _Gathered(torch.autograd.Function):
         sizes, group = ctx.call
         parts = c.all_to_all(grad[None], grad.ndim - 1, 0, sizes, (1,) * group.size, group)
         return parts.sum(0, dtype=torch.promote_types(grad.dtype, torch.float32)).to(grad.dtype), None, None
-
-
-def _up_to(first, last, keys, device):
-    return torch.arange(keys, device=device) <= torch.arange(first, last, device=device)[:, None]
 
 
 def _nothing(shape, *tensors):

@@ -169,25 +169,28 @@ def _attend(q, k, v, tiles, scale):
 
     places = _flat([t.queries(device) for t in tiles], [t.axis.queries for t in tiles])
     blocks = _flat([t.keys(device) for t in tiles], [t.axis.keys for t in tiles])
-    real = _spread([t.real(device) for t in tiles], lambda a, b, i: a & b).reshape(1, -1)
-    homes = _sources([t.homes(device) for t in tiles], tiles, [t.tile for t in tiles])
+    homes, _ = _sources([t.homes(device) for t in tiles], tiles, [t.tile for t in tiles])
 
     def holders():
         return _sources([t.holders(device) for t in tiles], tiles, [t.block for t in tiles])
 
-    q = _Rows.apply(q, places, lambda: homes)
+    def origins():
+        real = _spread([t.real(device) for t in tiles], lambda a, b, i: a & b).reshape(1, -1)
+        return places[None], real if real.numel() > homes.numel() else None
+
+    q = _Rows.apply(q, places, lambda: (homes, None))
     k, v = _Rows.apply(k, blocks, holders), _Rows.apply(v, blocks, holders)
     count = prod(t.count for t in tiles)
     q, k, v = (t.unflatten(0, (count, -1)).transpose(1, 2) for t in (q, k, v))
     mask = _spread([t.mask(device) for t in tiles], lambda a, b, i: a & b).view(q.shape[0], 1, q.shape[2], -1)
     out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale).transpose(1, 2).flatten(0, 1)
-    out = _Rows.apply(out, homes[0].flatten(), lambda: (places[None], real))
+    out = _Rows.apply(out, homes[0], origins)
     return out.view(*grid, batch, heads, channels).movedim(n, 0)
 
 
 class _Rows(torch.autograd.Function):
     """``rows[at]``. Backward: every row sums over where it went, ``back() -> (places, whether there is one)``, each
-    (times, rows); this needs no atomic additions."""
+    (times, rows) or None for always; this needs no atomic additions."""
 
     @staticmethod
     def forward(ctx, rows, at, back):
@@ -197,9 +200,14 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        places, there = (x.T.contiguous() for x in ctx.back())
+        places, there = ctx.back()
         flat = grad.reshape(grad.shape[0], -1)
-        rows = F.embedding_bag(places, flat, mode="sum", per_sample_weights=there.to(grad.dtype))
+        weights = None if there is None else there.T.contiguous().to(grad.dtype)
+        if len(places) > 1:
+            rows = F.embedding_bag(places.T.contiguous(), flat, mode="sum", per_sample_weights=weights)
+        else:
+            rows = flat.index_select(0, places[0])
+            rows = rows if weights is None else rows * weights
         return rows.view(-1, *grad.shape[1:]), None, None
 
 

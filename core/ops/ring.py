@@ -11,7 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from core import collectives as c
 from core import rng
-from core.ops.block import Block, exponentials, served
+from core.ops.block import Block, exponentials
+from core.ops.kernel import served
 
 
 def block_attention(q, k, v, mask, call):
@@ -45,18 +46,15 @@ class _Attention(torch.autograd.Function):
 
 def forward(q, k, v, mask, key, call):
     """Output, and the logarithm of each row's normaliser (.., queries, 1)."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    out = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=wide)
-    total = q.new_full((*q.shape[:-1], 1), float("-inf"), dtype=wide)
+    found, widths = None, [k.shape[-1], v.shape[-1]]
     with torch.autocast(q.device.type, enabled=False):
         for kv, start, _ in blocks(torch.cat([k, v], -1), call.sizes, call.ring):
-            block = Block(call, start, mask, key)
-            if block.unseen(q.shape[-2]):
-                continue
-            more, here = block.forward(q, *kv.split([k.shape[-1], v.shape[-1]], -1))
-            merged = torch.logaddexp(total, here)
-            out = out * exponentials(total, merged) + more * exponentials(here, merged)
-            total = merged
+            found = Block(call, start, mask, key).forward(found, q, *kv.split(widths, -1))
+    if found is None:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        nothing = q.new_full((*q.shape[:-1], 1), float("-inf"), dtype=wide)
+        found = q.new_zeros(*q.shape[:-1], widths[1], dtype=wide), nothing
+    out, total = found
     if call.merge:
         out, total = _merged(out, total, call.merge)
     return out.to(q.dtype), total
@@ -80,14 +78,8 @@ def backward(grad, q, k, v, mask, key, out, total, call, wants_mask=False):
     grad_mask = mask.new_zeros(mask.shape, dtype=wide) if wants_mask else None
     with torch.autocast(q.device.type, enabled=False):
         for kv, start, send in blocks(torch.cat([k, v], -1), call.sizes, call.ring):
-            block = Block(call, start, mask, key)
-            if not block.unseen(q.shape[-2]):
-                more, *keys_values, masks = block.backward(grad, q, *kv.split(widths, -1), out, total, wants_mask)
-                grad_q += more
-                grad_kv += torch.cat(keys_values, -1)
-                if wants_mask:
-                    part = grad_mask[..., start : start + kv.shape[-2]] if mask.shape[-1] > 1 else grad_mask
-                    part += masks
+            grads = grad_q, *grad_kv.split(widths, -1)
+            Block(call, start, mask, key).backward(grad, q, *kv.split(widths, -1), out, total, grads, grad_mask)
             grad_kv = send(grad_kv)
     grad_k, grad_v = grad_kv.split(widths, -1)
     return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_mask.to(mask.dtype) if wants_mask else None
