@@ -97,6 +97,15 @@ def test_half_precision_neighbourhood(pool):
     pool.run(half_neighbourhood)
 
 
+def test_tables_of_inference_serve_training():
+    x = drawn(2, 23, 2, 4).requires_grad_()
+    with torch.inference_mode():
+        expected = neighborhood_attention(x, x, x, 3, 2)
+    out = neighborhood_attention(x, x, x, 3, 2)
+    out.sum().backward()
+    torch.testing.assert_close(out, expected.clone())
+
+
 def mixed_types(meshes):
     q, k = cut(drawn(1, 2, 8, 4), meshes["2"], 2), cut(drawn(1, 2, 8, 4), meshes["2"], 2).float()
     with pytest.raises(ShardingError, match="types"):

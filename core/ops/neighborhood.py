@@ -115,14 +115,7 @@ def _attention(q, k, v, axes, scale):
     if q.numel() == 0:
         return (q + k.sum() + v.sum()).to(result_dtype(q))
     pieces = _pieces(axes)
-    if len(pieces) == 1:
-        return _attend(q, k, v, pieces[0], scale)
-    outs, begin = [], axes[0].first_key
-    for tiles in pieces:
-        a = tiles[0].axis
-        near = [t.narrow(1, a.first_key - begin, a.keys) for t in (k, v)]
-        outs.append(_Piece.apply(q.narrow(1, a.first_query - axes[0].first_query, a.queries), *near, tiles, scale))
-    return torch.cat(outs, 1)
+    return _attend(q, k, v, pieces[0], scale) if len(pieces) == 1 else _Pieces.apply(q, k, v, axes, scale)
 
 
 @lru_cache(maxsize=256)
@@ -142,24 +135,37 @@ def _tiled(axes):
     return tuple(Tiles(a, size) for a in axes)
 
 
-class _Piece(torch.autograd.Function):
-    """One piece of several: keeps its operands only, and computes again in the backward pass."""
+class _Pieces(torch.autograd.Function):
+    """Piece by piece; keeps the operands only, and computes again in the backward pass."""
 
     @staticmethod
-    def forward(ctx, q, k, v, tiles, scale):
+    def forward(ctx, q, k, v, axes, scale):
         kind = q.device.type
         ctx.save_for_backward(q, k, v)
-        ctx.call = tiles, scale
-        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        return _attend(q, k, v, tiles, scale)
+        ctx.call, ctx.autocast = (axes, scale), (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        return torch.cat([_attend(*_near((q, k, v), tiles, axes), tiles, scale) for tiles in _pieces(axes)], 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        inputs = [t.detach().requires_grad_() for t in ctx.saved_tensors]
-        with torch.enable_grad(), torch.autocast(*ctx.autocast):
-            out = _attend(*inputs, *ctx.call)
-        return *torch.autograd.grad(out, inputs, grad), None, None
+        axes, scale = ctx.call
+        grads = [t.new_zeros(t.shape) for t in ctx.saved_tensors]
+        for tiles in _pieces(axes):
+            inputs = [t.detach().requires_grad_() for t in _near(ctx.saved_tensors, tiles, axes)]
+            with torch.enable_grad(), torch.autocast(*ctx.autocast):
+                out = _attend(*inputs, tiles, scale)
+            found = torch.autograd.grad(out, inputs, *_near((grad,), tiles, axes))
+            for total, more in zip(_near(grads, tiles, axes), found):
+                total += more
+        return *grads, None, None
+
+
+def _near(tensors, tiles, axes):
+    """The rows of queries, keys and values that concern a piece."""
+    piece, whole = tiles[0].axis, axes[0]
+    queries = piece.first_query - whole.first_query, piece.queries
+    keys = piece.first_key - whole.first_key, piece.keys
+    return [t.narrow(1, *rows) for t, rows in zip(tensors, (queries, keys, keys))]
 
 
 def _attend(q, k, v, tiles, scale):

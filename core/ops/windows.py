@@ -7,6 +7,7 @@ of the grid is at hand (a rank's share, or a piece of it) only says where counti
 """
 
 from bisect import bisect
+from functools import wraps
 from typing import NamedTuple
 
 import torch
@@ -57,6 +58,22 @@ class Axis(NamedTuple):
         return self._replace(first_query=self.first_query + start, queries=stop - start, first_key=low, keys=high - low)
 
 
+def kept(table):
+    """A table that is computed once for each device; anew while code is being traced, when no tensor is a real one."""
+
+    @wraps(table)
+    def once(self, device):
+        if type(torch.empty(0, device=device)) is not torch.Tensor:
+            return table(self, device)
+        key = table.__name__, device
+        if key not in self.tables:
+            with torch.inference_mode(False):  # what is kept must do for training too
+                self.tables[key] = table(self, device)
+        return self.tables[key]
+
+    return once
+
+
 class Tiles:
     """One dim in ``count`` tiles of ``tile`` queries, each with a block of ``block`` keys that holds their windows.
 
@@ -66,7 +83,7 @@ class Tiles:
     """
 
     def __init__(self, axis, size):
-        self.axis, window = axis, axis.window
+        self.axis, window, self.tables = axis, axis.window, {}
         self.step = window.dilation
         longest = -(-axis.queries // self.step)
         self.tile = min(size * -(-(window.size // 2 + 1) // size), longest)
@@ -99,19 +116,23 @@ class Tiles:
         shape = self.count, self.tile
         return number.expand(self.classes, -1, -1).reshape(shape), c.expand(-1, self.each, self.tile).reshape(shape)
 
+    @kept
     def queries(self, device):
         """(count, tile): the queries of every tile; those beyond the last are the last."""
         number, c = self._numbers(device)
         return torch.minimum(number, self._length(c) - 1) * self.step + c
 
+    @kept
     def real(self, device):
         """(count, tile): whether a query is none of those beyond the last."""
         number, c = self._numbers(device)
         return number < self._length(c)
 
+    @kept
     def starts(self, device):
         return self._start(self.queries(device)[:, 0], torch.clamp_max, torch.clamp_min)
 
+    @kept
     def keys(self, device):
         """(count, block): the keys of every block."""
         return (self._positions(device) - self.axis.first_key).clamp(0, self.axis.keys - 1)
@@ -119,18 +140,21 @@ class Tiles:
     def _positions(self, device):
         return self.starts(device)[:, None] + torch.arange(self.block, device=device) * self.step
 
+    @kept
     def mask(self, device):
         """(count, tile, block): whether a key is in the window of a query."""
         a, how = self.axis, (torch.clamp_max, torch.clamp_min)
         query, key = self.queries(device)[..., None] + a.first_query, self._positions(device)[:, None]
         return (key >= a.window.first(query, *how)) & (key <= a.window.last(query, *how))
 
+    @kept
     def homes(self, device):
         """(1, queries) each: the tile of a query, where in it it is, and that it is there."""
         query = torch.arange(self.axis.queries, device=device)[None]
         number = query // self.step
         return query % self.step * self.each + number // self.tile, number % self.tile, number >= 0
 
+    @kept
     def holders(self, device):
         """(overlap, keys) each: the blocks that hold a key, where in them it is, and whether there is such a block."""
         a = self.axis
