@@ -117,6 +117,13 @@ case(
     ((1, 1), (2, 2), (1, 2)),
     cuts2=(((1, 2), (1, 2)),),
 )
+case(
+    "norm_of_zeros",
+    lambda x: (x.norm(dim=1), x.norm(1, 1), x.norm(3, 1), F.normalize(x, dim=1)),
+    (X,),
+    ((0,), (1,), (2,)),
+    make={0: lambda g, s: torch.zeros(s, dtype=torch.float64)},
+)
 
 refuse("cdist of other features", lambda x: torch.cdist(x, torch.ones(3, 5, dtype=x.dtype)), (7, 6), 1)
 refuse("inverse of a vector", lambda x: torch.linalg.inv(x), (7,), 0)

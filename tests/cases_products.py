@@ -125,7 +125,7 @@ case(
     ((1, 1), (1, None), (2, 2), (2, 1)),
     cuts2=(((1, 2), None), ((0, 1), (0, 1))),
 )
-case("cross_sent_nothing", torch.cross, ((7, 3), (7, 3)), ((0, 0),), wire=())
+case("cross_sent_nothing", la.cross, ((7, 3), (7, 3)), ((0, 0),), wire=())
 case(
     "chains",
     lambda a, b, c: (
