@@ -33,24 +33,28 @@ def with_strategy(name, fn):
     return run
 
 
-def attention(
-    name, shapes, cuts, cuts2=(), wires=(None, None), make=None, differentiable=None, around=lambda f: f, **kwargs
-):
-    """A row for each strategy."""
-    for strategy, wire in zip(("gather", "ring"), wires):
-        fn = with_strategy(
-            strategy, around(lambda q, k, v, m=None: F.scaled_dot_product_attention(q, k, v, m, **kwargs))
-        )
-        case(
-            f"attention_{name}_{strategy}",
-            fn,
-            shapes,
-            cuts,
-            cuts2=cuts2,
-            wire=wire,
-            make=make or {},
-            differentiable=differentiable,
-        )
+STRATEGIES = ("gather", "ring")
+
+
+def by_both(fn):
+    """Results of both strategies."""
+    each = [with_strategy(name, fn) for name in STRATEGIES]
+    return lambda *operands: tuple(r for f in each for r in _listed(f(*operands)))
+
+
+def _listed(out):
+    return out if isinstance(out, tuple) else (out,)
+
+
+def attention(name, shapes, cuts, cuts2=(), wires=None, make=None, around=lambda f: f, **kwargs):
+    """A row of both strategies, or one for each if their messages are told."""
+    fn = around(lambda q, k, v, m=None: F.scaled_dot_product_attention(q, k, v, m, **kwargs))
+    rows = {"cuts2": cuts2, "make": make or {}}
+    if wires is None:
+        case(f"attention_{name}", by_both(fn), shapes, cuts, **rows)
+    else:
+        for strategy, wire in zip(STRATEGIES, wires):
+            case(f"attention_{name}_{strategy}", with_strategy(strategy, fn), shapes, cuts, wire=wire, **rows)
 
 
 attention(
@@ -133,14 +137,13 @@ def every_mask(q, k, v, *masks):
     return tuple(F.scaled_dot_product_attention(q, k, v, attn_mask=m, scale=0.7) for m in masks)
 
 
-for _name in ("gather", "ring"):
-    case(
-        f"attention_masks_held_elsewhere_{_name}",
-        with_strategy(_name, every_mask),
-        (Q, K, K, (7, 9), (1, 4, 1, 9), (2, 1, 7, 9)),
-        ((2, 2, 2, "R", "P", 2), (2, 2, 2, 0, 3, 3), (None, 2, 2, "R", 3, 0), (0, 0, 0, 0, 1, 0)),
-        cuts2=(((2, 0), (2, 0), (2, 0), (0, 1), (3, 1), (2, 0)),),
-    )
+case(
+    "attention_masks_held_elsewhere",
+    by_both(every_mask),
+    (Q, K, K, (7, 9), (1, 4, 1, 9), (2, 1, 7, 9)),
+    ((2, 2, 2, "R", "P", 2), (2, 2, 2, 0, 3, 3), (None, 2, 2, "R", 3, 0), (0, 0, 0, 0, 1, 0)),
+    cuts2=(((2, 0), (2, 0), (2, 0), (0, 1), (3, 1), (2, 0)),),
+)
 
 
 # -- who holds what ----------------------------------------------------------------------------------------------------
@@ -166,6 +169,8 @@ attention(
     ((None, 2, 2), (2, None, None), (1, 2, 2), (2, 2, 1)),
     (((1, 2), (2, 1), (1, 2)),),
 )
+FIVE = (2, 1, 4, 7, 6), (1, 3, 4, 9, 6), (1, 3, 4, 9, 6)
+attention("five_dims", FIVE, ((3, 3, 3), (2, 2, 2), (None, 1, 1), (0, None, None)), (((0, 3), (1, 3), (1, 3)),))
 attention("flat", ((7, 6), (9, 6), (9, 3)), ((0, 0, 0), (0, None, None), (None, 0, 0), (1, 1, 1)), is_causal=True)
 attention("pending", (Q, K, K), (("P", 2, 2), (2, "P", "P"), ("R", "R", "R")))
 SHARED = (2, 2, 9, 6)
@@ -262,6 +267,12 @@ case(
     (Q, K, K),
     (SEQUENCE, (2, None, None), (None, 2, 2), (2, 1, 2), (3, 3, 3)),
     cuts2=(((1, 2),) * 3, ((2, 1), (1, 2), (1, 2))),
+)
+case(
+    "attention_fused_all_sizes_alike",
+    fused(False),
+    ((4, 4, 4, 4),) * 3,
+    ((None, 2, 2), (2, None, None), (3, 2, 2)),
 )
 case(
     "attention_fused_mask",
