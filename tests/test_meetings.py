@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
@@ -308,3 +309,22 @@ def other_mesh(meshes):
 
 def test_a_dtensor_of_another_mesh(pool):
     pool.run(other_mesh)
+
+
+def sent_between_groups(meshes):
+    """Collectives of the other mesh's group, as DTensor calls them, send the parts and gather nothing."""
+    mesh, group = meshes["domain x tp"]["domain"], meshes["domain x tp"].get_group("tp")
+    here = meshes["domain x tp"].get_local_rank("tp")
+    values = [torch.arange(84.0).view(4, 7, 3) * (r + 1) for r in range(2)]
+    for dim, sizes in ((0, (3, 1)), (1, (5, 2)), (2, (3, 0))):
+        x = scatter_tensor(values[here], None, mesh, [Shard(dim)], sizes={0: sizes})
+        same(funcol.all_reduce(x, "sum", group), sum(values))
+        same(funcol.broadcast(x, 0, group), values[0])
+        same(funcol.all_gather_tensor(x, 0, group), torch.cat(values))
+        same(funcol.reduce_scatter_tensor(x, "sum", 0, group), sum(values).chunk(2)[here])
+        traded = funcol.all_to_all_single(x, [1, 1] if here else [3, 3], [3, 1], group)
+        same(traded, torch.cat([v[3:] if here else v[:3] for v in values]))
+
+
+def test_collectives_of_another_mesh(pool):
+    pool.run(sent_between_groups)

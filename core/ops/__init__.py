@@ -30,6 +30,7 @@ from core.ops import (  # noqa: F401
     neighbors,
     norm,
     order,
+    other_mesh,
     pad,
     parts,
     pointwise,
