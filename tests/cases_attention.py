@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from cases import case
 from torch.distributed.tensor import Replicate, Shard
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from core import ShardTensor, rng
 from core.ops import block
@@ -155,6 +156,12 @@ def apart(q, k, v):
     return F.scaled_dot_product_attention(q, k, v), F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def named_masks(q, k, v):
+    both = causal_lower_right(7, 9), causal_upper_left(7, 9)
+    return tuple(F.scaled_dot_product_attention(q, k, v, attn_mask=m) for m in both)
+
+
+case("attention_masks_by_name", named_masks, (Q, K, K), (SEQUENCE, HEADS, (None, 2, 2)))
 case("attention_apart", apart, (Q, K, K), (), cuts2=(((2, 1), (1, 2), (1, 2)),))
 case(
     "attention_merges",

@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor.placement_types import Shard
+from torch.nn.attention.bias import CausalBias, CausalVariant
+from torch.overrides import handle_torch_function
 
 from core import collectives as c
-from core.dispatch import Plan, op
+from core.dispatch import Plan, composed, op
 from core.errors import ShardingError
 from core.ops.block import ALONE, Call, Dropout, result_dtype
 from core.ops.pointwise import operand
@@ -30,28 +32,51 @@ def set_strategy(name):
     _strategy = name
 
 
-@op(F.scaled_dot_product_attention, names=("query", "key", "value"))
-def attention(func, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+@composed(F.scaled_dot_product_attention)
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """Torch's masks by name (``torch.nn.attention.bias``) are tensors without content: they are spelled out first."""
+    if isinstance(attn_mask, CausalBias):
+        shape, lower = attn_mask.shape[-2:], attn_mask.variant == CausalVariant.LOWER_RIGHT
+        is_causal = is_causal or not lower
+        attn_mask = (
+            torch.ones(shape, dtype=torch.bool, device=query.device).tril(shape[1] - shape[0]) if lower else None
+        )
+    tensors = [t for t in (query, key, value, attn_mask) if t is not None]
+    return handle_torch_function(
+        attention, tensors, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+    )
+
+
+def attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa):
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+@op(attention)
+def rule(func, q, k, v, mask, dropout_p, is_causal, scale, enable_gqa):
     """A causal mask goes by global positions; a given one is cut as the scores are. Dropped weights (always by blocks)
     are the same for every cut. A row that sees no key gives zero, as torch's does."""
-    at = layout(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    at = layout(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa)
     call, empty = at.call, not at.out.local_shape().numel()
 
-    def local(q, k, v, attn_mask=None, *args, **kwargs):
+    def local(q, k, v, mask, *args):
         q, k, v = _of_one_type(q, k, v)
         if at.pick:
             k, v = (t.index_select(-3, heads.to(t.device)) for t, heads in zip((k, v), at.pick))
         if call.merge or call.dropout or (call.ring.size > 1 and _strategy == "ring"):
-            return block_attention(q, k, v, attn_mask, call)
+            return block_attention(q, k, v, mask, call)
         if call.ring.size > 1:
             k, v = _gathered(k, v, call.sizes, call.ring)
         if empty:
-            return _nothing(at.out.local_shape(), q, k, v, *(() if attn_mask is None else (attn_mask,)))
+            return _nothing(at.out.local_shape(), q, k, v, *(() if mask is None else (mask,)))
         if is_causal and call.first_query:  # torch counts queries from the first key on
             last = call.first_query + q.shape[-2]
             k, v = k[..., :last, :], v[..., :last, :]
             return block_attention(q, k, v, None, call._replace(sizes=k.shape[-2:-1], ring=ALONE))
-        return func(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa and not at.pick)
+        return func(q, k, v, mask, 0.0, is_causal, scale, enable_gqa and not at.pick)
 
     return Plan(at.inputs, at.out, local)
 
