@@ -29,6 +29,7 @@ UNTAGGED = (
     *(aten.elu_backward, aten.hardshrink_backward, aten.hardsigmoid_backward, aten.hardswish_backward),
     *(aten.hardtanh_backward, aten.leaky_relu_backward, aten.log_sigmoid_backward, aten.mish_backward),
     *(aten.softplus_backward, aten.softshrink_backward, aten.rrelu_with_noise_backward, aten._prelu_kernel_backward),
+    torch.ops.prims.add,  # in derivatives of derivatives
 )
 
 
