@@ -12,7 +12,7 @@ def ties(g, shape):
 
 case(
     "extremes",
-    lambda x: (x.amax(()), torch.amin(x, (0, -1)), x.amax(1, True), x.max(), torch.min(x), *x.aminmax(dim=1)),
+    lambda x: (x.amax(()), torch.amin(x, (0, -1)), x.amax(1, True), x.max(), torch.min(x), *x.detach().aminmax(dim=1)),
     (X,),
     EACH + (("P",),),
     cuts2=TWO,
@@ -37,7 +37,7 @@ case(
 case(
     "extremes_of_holes",
     lambda x: flat(
-        *(known(v) for v in (x.amax(1), x.max(), x.min(), *x.aminmax(dim=2), x.max(1)[0], x.min(2).values)),
+        *(known(v) for v in (x.amax(1), x.max(), x.min(), *x.detach().aminmax(dim=2), x.max(1)[0], x.min(2).values)),
         (x.max(1)[1], x.min(2)[1], x.argmax(), x.argmin(), x.argmax(1), x.argmin(2)),
     ),
     (X,),
@@ -65,7 +65,9 @@ case("amax_sent", lambda x: x.amax(1), (X,), ((1,),), wire=("all_reduce",))
 case("max_sent", lambda x: x.max(1), (X,), ((1,),), wire=("all_reduce",) * 2)
 case(
     "extremes_sent_nothing",
-    lambda x: flat(x.max(2), x.amax((0, 2)), x.argmin(2), x.aminmax(dim=0), x.prod(2), x.var(2), x.norm(dim=2)),
+    lambda x: flat(
+        x.max(2), x.amax((0, 2)), x.argmin(2), x.detach().aminmax(dim=0), x.prod(2), x.var(2), x.norm(dim=2)
+    ),
     (X,),
     ((1,),),
     wire=(),

@@ -87,14 +87,20 @@ case(
     **TABLE,
     differentiable=(),
 )
+
+
+def _histograms(x):
+    yield from torch.histogram(x, 5)
+    yield from torch.histogram(x, 4, range=(-1.0, 2.0), weight=x.square(), density=True)
+    yield from torch.histogram(x, torch.tensor([-1.0, 0.0, 0.5, 2.0], dtype=x.dtype))
+
+
 case(
     "histograms",
     lambda x: (
         torch.histc(x, 5),
         x.histc(4, min=-1, max=1),
-        *torch.histogram(x, 5),
-        *torch.histogram(x, 4, range=(-1.0, 2.0), weight=x.square(), density=True),
-        *torch.histogram(x, torch.tensor([-1.0, 0.0, 0.5, 2.0], dtype=x.dtype)),
+        *([] if x.is_cuda else _histograms(x)),  # torch has none for GPUs
     ),
     (X,),
     ((0,), (1,), (2,)),

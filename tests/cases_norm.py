@@ -102,7 +102,7 @@ case(
         F.group_norm(x, 2, w, b),
         F.group_norm(x, 1, w, b),
         F.group_norm(x, 3),
-        nn.GroupNorm(2, 6).double()(x),
+        nn.GroupNorm(2, 6, device=x.device, dtype=x.dtype)(x),
     ),
     ((2, 6, 5, 4), (6,), (6,)),
     ((1, None, None), (1, 0, None)),
@@ -250,7 +250,7 @@ case(
 )
 case(
     "layer_norm_no_wire",
-    lambda x, w: nn.LayerNorm(6, dtype=x.dtype, bias=False)(x) + F.layer_norm(x, [6], weight=w),
+    lambda x, w: nn.LayerNorm(6, device=x.device, dtype=x.dtype, bias=False)(x) + F.layer_norm(x, [6], weight=w),
     (X, (6,)),
     ((0, None), (1, None)),
     wire=(),

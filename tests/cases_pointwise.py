@@ -254,7 +254,6 @@ case(
         *torch._foreach_lerp([a, b], [c, d], 0.3),
         *torch._foreach_addcmul([a, b], [c, d], [a, b], 0.3),
         *torch._foreach_addcdiv([a, b], [c, d], [a, b], [0.3, 0.6]),
-        *torch._foreach_clone([a, b]),
         *torch._foreach_mul([a, b], torch.tensor(2.0)),
         *in_place("lerp", [a, b], [c.detach(), d.detach()], 0.3),
         *in_place("addcmul", [a, b], [c.detach(), d.detach()], [a.detach(), b.detach()]),
@@ -280,7 +279,7 @@ def stepped(name, a, b, c, d, **kwargs):
     """One step of a fused optimizer on copies; gradients and moments are cut as they come."""
     params, grads = ([t.detach().clone() for t in pair] for pair in ((a, b), (c, d)))
     moments = [[torch.zeros_like(p) for p in params] for _ in range(kwargs.pop("moments"))]
-    steps = [[torch.ones(()) for _ in params]] if name != "sgd" else []
+    steps = [[torch.ones((), device=a.device) for _ in params]] if name != "sgd" else []
     empty = [[]] if name.startswith("adam") else []
     getattr(torch, f"_fused_{name}_")(params, grads, *moments, *empty, *steps, lr=0.1, weight_decay=0.1, **kwargs)
     return [*params, *(t for m in moments for t in m)]

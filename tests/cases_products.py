@@ -108,7 +108,7 @@ case(
 )
 case(
     "bilinear_sent_nothing",
-    torch.nn.Bilinear(3, 4, 5).double().requires_grad_(False),
+    lambda a, b: torch.nn.Bilinear(3, 4, 5, device=a.device, dtype=a.dtype).requires_grad_(False)(a, b),
     ((2, 7, 3), (2, 7, 4)),
     ((1, 1), (0, None)),
     wire=(),

@@ -34,7 +34,7 @@ def dropped(x, p):
 
 def channels(x, p, lead=2):
     """The same channels dropped everywhere."""
-    one = torch.ones(x.shape[:lead], dtype=torch.float32)
+    one = torch.ones(x.shape[:lead], dtype=torch.float32, device=x.device)
     return (field(one) >= p).view(*x.shape[:lead], *[1] * (x.ndim - lead))
 
 

@@ -64,8 +64,8 @@ case(
 case(
     "index_put",
     lambda x, i, s: (
-        torch.index_put(x, (torch.arange(2)[:, None], i), s),
-        x.index_put((torch.arange(2)[:, None], i), s[:, :, 0].unsqueeze(-1), accumulate=True),
+        torch.index_put(x, (torch.arange(2, device=i.device)[:, None], i), s),
+        x.index_put((torch.arange(2, device=i.device)[:, None], i), s[:, :, 0].unsqueeze(-1), accumulate=True),
         (x * 1).index_put_((i.new_ones(()), i), s[0, 0], accumulate=True),
     ),
     (X, (4,), (2, 4, 6)),
@@ -177,7 +177,7 @@ case(
 )
 case(
     "voxels",  # points of a cloud into a grid and back: values of several ranks add up
-    lambda p, i: torch.zeros(6, 3, dtype=p.dtype).index_add(0, i, p)[i] - p,
+    lambda p, i: torch.zeros(6, 3, dtype=p.dtype, device=p.device).index_add(0, i, p)[i] - p,
     ((9, 3), (9,)),
     ((0, 0), (0, None), (1, None)),
     cuts2=(((0, 1), None),),

@@ -187,7 +187,7 @@ case(
         (x * 1).tril_(1),
         (x * 1).triu_(),
         x[0, :, :3].tril(),
-        x * torch.ones(7, 6, dtype=torch.bool).tril(),
+        x * torch.ones(7, 6, dtype=torch.bool, device=x.device).tril(),
     ),
     (X,),
     (*EACH, ("R",)),

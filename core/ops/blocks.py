@@ -7,7 +7,7 @@ from torch.distributed.tensor.placement_types import Shard
 
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.ops.window import at_least_one, each, fetch_all, layout, middle, spread, trimmed
+from core.ops.sliding import at_least_one, each, fetch_all, layout, middle, spread, trimmed
 
 
 def _in_blocks(x, dim, block):
@@ -65,7 +65,7 @@ def channel_shuffle(func, x, groups):
     if x.ndim < 3 or groups < 1 or x.shape[1] % groups:
         raise ShardingError(f"groups {groups}", op="channel_shuffle", operands=[x])
     whole = x.aside(1)
-    return Plan((whole,), whole, final=x)
+    return Plan((whole,), whole, lambda t, *args: func(t, *args) if t.numel() else t.view_as(t), final=x)
 
 
 class _Columns:

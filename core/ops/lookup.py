@@ -35,7 +35,18 @@ def embedding(
         padding = (i == padding_idx % weight.shape[0]).unsqueeze(-1)
         return torch.where(padding, rows.detach(), rows)
 
-    return Plan((inputs[1], inputs[0]), out, local and routed)
+    return Plan((inputs[1], inputs[0]), out, routed if local else _of_some(func))
+
+
+def _of_some(func):
+    """``func(indices, table)``; of no indices nothing: the derivative of torch's kernel would read foreign memory."""
+
+    def local(i, table, *args, **kwargs):
+        if i.numel():
+            return func(i, table, *args, **kwargs)
+        return table[:0].reshape(*i.shape, table.shape[-1])
+
+    return local
 
 
 def _refuse(input, weight, **options):
@@ -62,7 +73,11 @@ def embedding_backward(func, grad, indices, rows, padding_idx, scale_grad_by_fre
             out = out.with_axis(axis, Shard(1), grad.sizes[axis])
         else:
             over, out = over.with_axis(axis, Shard(dim), grad.sizes[axis]), out.with_axis(axis, PARTIAL)
-    return Plan((grad, over), out)
+
+    def local(g, i, *args):
+        return func(g, i, *args) if i.numel() else g.new_zeros(rows, g.shape[-1])
+
+    return Plan((grad, over), out, local)
 
 
 @op(F.embedding_bag, names=("input", "weight", "offsets"))

@@ -38,7 +38,17 @@ def _layers(func, x, states, params, num_layers, dropout, train, bidirectional, 
         if dim == time:
             final = final.with_axis(axis, x.placements[axis], x.sizes[axis])
     inputs = (turned, *inner, *(p.replicated() for p in tensors_in(params)))
-    return Plan(inputs, (out, *inner), final=(final, *inner))
+    return Plan(inputs, (out, *inner), _contiguous(func), (final, *inner))
+
+
+def _contiguous(func):
+    """cuDNN wants its input and the first states without gaps, which a part of a cut batch has."""
+
+    def local(x, hx, *args, **kwargs):
+        hx = [h.contiguous() for h in hx] if isinstance(hx, (list, tuple)) else hx.contiguous()
+        return func(x.contiguous(), hx, *args, **kwargs)
+
+    return local
 
 
 @op(torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell, torch.lstm_cell)
