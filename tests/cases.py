@@ -148,7 +148,7 @@ def run_case(meshes, name, mesh_name, split):
 
 
 def _cuts_of(row, mesh_name, split):
-    """All cuts on two ranks; on more, where a run is dearer, the splits take turns, so that each cut has one at least."""
+    """All cuts on two ranks; on more, where a run is dearer, they take turns over the splits; each has one at least."""
     cuts = row.cuts2 if mesh_name == "2x2" else row.cuts
     if mesh_name not in ("3", "4"):
         return cuts

@@ -18,7 +18,8 @@ def draw(*shape, dtype=torch.float64, seed=0):
 def refused_writes(meshes):
     """A view whose rows were fetched is a copy: what is written there would be lost."""
     x = scatter_tensor(draw(2, 7, 8), None, meshes["2"], [Shard(1)])
-    for view in (lambda: x[:, 2], lambda: x[:, -1], lambda: x.unbind(1)[0], lambda: x.view(-1), lambda: x.unfold(1, 2, 2)):
+    views = (lambda: x[:, 2], lambda: x[:, -1], lambda: x.unbind(1)[0], lambda: x.view(-1), lambda: x.unfold(1, 2, 2))
+    for view in views:
         with pytest.raises(ShardingError, match="copy"):
             view().fill_(0)
     expected = draw(2, 7, 8)

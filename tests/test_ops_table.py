@@ -8,7 +8,8 @@ from core.dispatch import RULES
 # Operations that a person may count on; each must be called by rows that cut it along two different dims at least.
 PROMISED = {
     "reductions": """sum mean prod max min amax amin aminmax argmax argmin any all norm var std var_mean logsumexp
-        median quantile count_nonzero softmax log_softmax cumsum cumprod sort topk linalg_vector_norm linalg_matrix_norm""",
+        median quantile count_nonzero softmax log_softmax cumsum cumprod sort topk linalg_vector_norm
+        linalg_matrix_norm""",
     "views": """view reshape flatten unflatten permute transpose movedim squeeze unsqueeze expand unfold cat stack split
         chunk unbind tile repeat repeat_interleave flip roll rot90 select narrow tril triu diagonal""",
     "indexing": """__getitem__ gather scatter_add index_select index_add index_put take_along_dim masked_fill where
