@@ -176,3 +176,45 @@ module(
     (((0, 1), (0, 1)),),
     atol=1e-9,
 )
+
+
+# -- what torch's inference calls --------------------------------------------------------------------------------------
+def fused_layer(m, x, mask, padding):
+    a = m.self_attn
+    attention = a.embed_dim, HEADS, a.in_proj_weight, a.in_proj_bias, a.out_proj.weight, a.out_proj.bias
+    norms = m.norm1.weight, m.norm1.bias, m.norm2.weight, m.norm2.bias
+    feed = m.linear1.weight, m.linear1.bias, m.linear2.weight, m.linear2.bias
+    masks = (None, None), (padding, 1), (mask.expand(3, HEADS, 7, 7), 2)
+    layer = [
+        torch._transformer_encoder_layer_fwd(x, *attention, gelu, first, 1e-5, *norms, *feed, *m)
+        for gelu, first, m in zip((True, False, True), (False, True, True), masks)
+    ]
+    return *layer, *torch._native_multi_head_attention(x, x, x, *attention, None, True, True)
+
+
+module(
+    "encoder_layer_fused",
+    layers(False),
+    fused_layer,
+    (X, (7, 7), (3, 7)),
+    ((0, None, None), (1, None, 1)),
+    (((0, 1), None, None),),
+    inference=True,
+    make={1: hidden, 2: hidden},
+)
+
+
+def padded_at_the_end(g, shape):
+    return torch.arange(shape[1]) >= torch.tensor([[5], [7], [3]])
+
+
+module(
+    "encoder_without_padding",
+    nn.TransformerEncoder(layers(False), 2),
+    lambda m, x, padding: m(x, src_key_padding_mask=padding) * ~padding[..., None],
+    (X, (3, 7)),
+    ((0, None), (1, None)),
+    (((0, 1), None),),
+    inference=True,
+    make={1: padded_at_the_end},
+)

@@ -1,7 +1,8 @@
 """``nn.MultiheadAttention`` on shards: torch's function written in operations that each have a rule.
 
 Torch's own merges batch and sequence, and batch and heads, into one dim and back, which would tear a cut batch apart
-and move rows for nothing. Here every dim stays its own from the first projection to the last.
+and move rows for nothing. Here every dim stays its own from the first projection to the last. The fused functions of
+torch's inference, which compiled modules call, are made of it.
 """
 
 import math
@@ -74,7 +75,6 @@ def multi_head_attention(
     return out, weights
 
 
-
 def _check(query, key, value, width, heads, attn_mask, is_causal):
     """Whether there is a batch dim."""
     shapes = [tuple(t.shape) for t in (query, key, value)]
@@ -119,3 +119,64 @@ def _with_weights(q, k, v, hidden, dropout_p):
     weights = scores.softmax(-1)
     weights = F.dropout(weights, dropout_p) if dropout_p else weights
     return weights @ v, weights
+
+
+# -- inference --------------------------------------------------------------------------------------------------------
+@composed(torch._native_multi_head_attention)
+def native_attention(
+    query,
+    key,
+    value,
+    embed_dim,
+    num_head,
+    qkv_weight,
+    qkv_bias,
+    proj_weight,
+    proj_bias,
+    mask=None,
+    need_weights=True,
+    average_attn_weights=True,
+    mask_type=None,
+):
+    """Batch first; a mask of type 1 is of keys, others are of scores."""
+    first = query.transpose(0, 1)
+    q, k, v = (first if t is query else t.transpose(0, 1) for t in (query, key, value))
+    out, weights = multi_head_attention(
+        q, k, v, embed_dim, num_head, qkv_weight, qkv_bias, None, None, False, 0.0, proj_weight, proj_bias,
+        training=False,
+        key_padding_mask=mask if mask_type == 1 else None,
+        need_weights=need_weights,
+        attn_mask=mask if mask_type != 1 else None,
+        average_attn_weights=average_attn_weights,
+    )  # fmt: skip
+    return out.transpose(0, 1), weights
+
+
+@composed(torch._transformer_encoder_layer_fwd)
+def encoder_layer(
+    src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps,
+    norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2,
+    mask=None, mask_type=None,
+):  # fmt: skip
+    def attend(x):
+        weights = qkv_weight, qkv_bias, proj_weight, proj_bias
+        return native_attention(x, x, x, embed_dim, num_heads, *weights, mask, False, True, mask_type)[0]
+
+    def feed(x):
+        inner = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), ffn_weight_2, ffn_bias_2)
+
+    def norm(x, weight, bias):
+        return F.layer_norm(x, (embed_dim,), weight, bias, eps)
+
+    if norm_first:
+        x = src + attend(norm(src, norm_weight_1, norm_bias_1))
+        return x + feed(norm(x, norm_weight_2, norm_bias_2))
+    x = norm(src + attend(src), norm_weight_1, norm_bias_1)
+    return norm(x + feed(x), norm_weight_2, norm_bias_2)
+
+
+@composed(torch._nested_tensor_from_mask_left_aligned)
+def left_aligned(src, mask):
+    """Whether an encoder may leave its padding out: not where that would give every rank rows of its own number."""
+    return False
