@@ -27,7 +27,7 @@ def calls(mode, *wanted, **kwargs):
     return [dict(mode=mode, **{"size" if isinstance(w, tuple) else "scale_factor": w}, **kwargs) for w in wanted]
 
 
-UP, DOWN, ODD, FACTORS = (18, 13), (4, 3), (9, 11), (2, 1.7, [0.6, 3.0])
+UP, DOWN, ODD, FACTORS = (18, 13), (4, 3), (9, 11), (1.7, [0.6, 3.0])
 for _mode in ("nearest", "nearest-exact"):
     resized(_mode, calls(_mode, UP, DOWN, ODD, *FACTORS))
     resized(f"{_mode}_1d", calls(_mode, (5,), (29,), 2.0, 1.2), S)
@@ -155,12 +155,18 @@ def sampled(modes, padding_modes=("zeros",)):
 
 case(
     "grid_sample",
-    sampled(("bilinear", "nearest"), ("zeros", "border", "reflection")),
+    sampled(("bilinear",)),
     (SAMPLED, AT),
     GRID_CUTS,
     cuts2=(((2, 3), None), (None, (1, 2)), ((2, 3), (1, 2)), ((1, 2), (1, 2)), ((0, 2), (1, 0))),
 )
-case("grid_sample_bicubic", sampled(("bicubic",)), (SAMPLED, AT), ((2, 1), (None, 1)), cuts2=(((2, 3), (1, 2)),))
+case(
+    "grid_sample_modes",
+    sampled(("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")),
+    (SAMPLED, AT),
+    ((2, 1), (None, 2)),
+    cuts2=(((2, 3), (1, 2)),),
+)
 case("grid_sample_3d", sampled(("bilinear",)), ((2, 2, 4, 5, 3), AT3), ((2, 1), (4, None)), cuts2=(((2, 3), (1, 2)),))
 case(
     "grid_sample_whole_image", sampled(("bilinear",)), (SAMPLED, AT), ((None, 1), ("R", 2), (0, 0), (1, None)), wire=()

@@ -14,7 +14,7 @@ from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
 from core.ops.pool import flat_positions, named
-from core.ops.window import at_least_one, dims_of, each, fetch_all, first_dim, layout, trimmed
+from core.ops.sliding import at_least_one, dims_of, each, fetch_all, first_dim, layout, trimmed
 from core.spec import PARTIAL
 
 

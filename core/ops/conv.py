@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.ops.window import dims_of, each, fetch_all, first_dim, layout, middle, spread
+from core.ops.sliding import dims_of, each, fetch_all, first_dim, layout, middle, spread
 
 
 @op(F.conv1d, F.conv2d, F.conv3d)

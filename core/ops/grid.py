@@ -11,7 +11,7 @@ from torch.distributed.tensor.placement_types import Shard
 
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.ops.window import at_least_one, trimmed
+from core.ops.sliding import at_least_one, trimmed
 from core.spec import replicated_spec
 
 _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from core.dispatch import Plan, op
 from core.errors import MissingShardPatch, ShardingError
-from core.ops.window import at_least_one, dims_of, each, fetch_all, first_dim, layout, middle, placed, trimmed
+from core.ops.sliding import at_least_one, dims_of, each, fetch_all, first_dim, layout, middle, placed, trimmed
 
 
 class Pooling:

@@ -18,7 +18,8 @@ from core.dispatch import Plan, op
 from core.errors import MissingShardPatch, ShardingError
 from core.ops.adaptive import adaptive_avg_pool
 from core.ops.halo import fetch
-from core.ops.window import at_least_one, placed, trimmed
+from core.ops.sliding import at_least_one, placed, trimmed
+from core.ops.windows import kept
 
 _NEAREST = ("nearest", "nearest-exact")
 _DIMS = {mode: (1, 2, 3) for mode in _NEAREST} | {
@@ -102,29 +103,45 @@ _FILTERS = {
 
 @lru_cache(maxsize=1024)
 def _reads(resize, borders, rank, double):
-    """The input rows that every rank reads, as ranges, and for each tap this rank's rows, counted from the first of its
-    own range, and weights. Real numbers, also while torch.compile looks on."""
+    """The input rows that every rank reads, as ranges, and those of this rank with their weights. Real numbers, also
+    while torch.compile looks on."""
     with no_modes():
         rows, weights = resize.taps(double)
         parts = [rows[a:b] for a, b in zip(borders, borders[1:])]
         ranges = [(int(p.min()), int(p.max()) + 1) if p.numel() else (0, 0) for p in parts]
         own = slice(borders[rank], borders[rank + 1])
-        return tuple(ranges), (rows[own] - ranges[rank][0]).t().tolist(), weights[own].t().tolist()
+        rows, weights = (rows[own] - ranges[rank][0]).t().tolist(), weights[own].t().tolist()
+    return tuple(ranges), Taps(rows, weights, torch.float64 if double else torch.float32)
+
+
+class Taps:
+    """For each tap the rows at hand and their weights, one for each output row."""
+
+    def __init__(self, rows, weights, dtype):
+        self.rows, self.weights, self.dtype, self.tables = rows, weights, dtype, {}
+
+    @kept
+    def on(self, device):
+        """Pairs of tensors."""
+        rows = [torch.tensor(row, dtype=torch.long, device=device) for row in self.rows]
+        return list(zip(rows, [torch.tensor(w, dtype=self.dtype, device=device) for w in self.weights]))
+
+    def sum(self, t, dim):
+        (rows, weight), *more = self.on(t.device)
+        if not more:  # one tap has weight one
+            return t.index_select(dim, rows)
+        shape = [-1 if d == dim else 1 for d in range(t.ndim)]
+        total = t.index_select(dim, rows) * weight.view(shape)
+        for rows, weight in more:
+            total = total + t.index_select(dim, rows) * weight.view(shape)
+        return total
 
 
 def _summed(t, dim, resize, borders, sizes=None, group=None):
     """The own output rows along one dim, which may be cut."""
     wide = torch.promote_types(t.dtype, torch.float32)
-    ranges, rows, weights = _reads(resize, borders, group.rank if group else 0, wide == torch.float64)
-    t = fetch(t, dim, sizes, ranges, group) if group else t
-    if len(rows) == 1:  # one tap has weight one
-        return t.index_select(dim, torch.tensor(rows[0], dtype=torch.long, device=t.device))
-    shape, total = [-1 if d == dim else 1 for d in range(t.ndim)], None
-    for row, weight in zip(rows, weights):
-        weight = torch.tensor(weight, dtype=wide, device=t.device).view(shape)
-        term = t.index_select(dim, torch.tensor(row, dtype=torch.long, device=t.device)) * weight
-        total = term if total is None else total + term
-    return total
+    ranges, taps = _reads(resize, borders, group.rank if group else 0, wide == torch.float64)
+    return taps.sum(fetch(t, dim, sizes, ranges, group) if group else t, dim)
 
 
 @op(F.interpolate)
