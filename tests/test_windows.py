@@ -1,0 +1,83 @@
+"""What operations with windows send, byte for byte, and that they keep the cut where they keep the extent."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import Shard
+
+from core import scatter_tensor
+from core.debug import trace
+
+N, C, H, W = 2, 3, 12, 5
+ROW, CHANNELS = N * C * W * 8, C * 8  # bytes of one row of the cut dim and of one number a channel
+
+SENT = {  # the most that one of two ranks, which hold seven and five rows, sends forward and backward
+    "conv 3": (lambda x: F.conv2d(x, x.new_ones(C, 1, 3, 3), padding=1, groups=C), ROW, ROW),
+    "conv 5 dilated": (
+        lambda x: F.conv2d(x, x.new_ones(C, 1, 5, 1), padding=(6, 0), dilation=3, groups=C),
+        6 * ROW,
+        6 * ROW,
+    ),
+    "conv patches": (lambda x: F.conv2d(x[:, :, 1:], x.new_ones(C, 1, 2, 1), stride=(2, 1), groups=C), 0, 0),
+    "max pool": (lambda x: F.max_pool2d(x, 3, 1, 1), ROW, ROW),
+    "average pool": (lambda x: F.avg_pool2d(x, (4, 1), 1), 2 * ROW, 2 * ROW),
+    "mean": (lambda x: F.adaptive_avg_pool2d(x, 1), N * CHANNELS, 0),
+    "bilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), ROW, ROW),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=3), 0, 0),
+    "reflection": (lambda x: F.pad(x, (0, 0, 2, 2), mode="reflect"), 0, 0),
+    "wrap": (lambda x: F.pad(x, (0, 0, 2, 2), mode="circular"), 2 * ROW, 2 * ROW),
+    "shuffle": (lambda x: torch.pixel_shuffle(x.expand(N, C, H, W).repeat(1, 4, 1, 1), 2), 0, 0),
+    "batch norm": (lambda x: F.batch_norm(x, None, None, training=True), 2 * CHANNELS, 2 * CHANNELS),
+    "group norm": (lambda x: F.group_norm(x, 1), 2 * N * 8, 2 * N * 8),
+}
+
+
+def _bytes(meshes, name):
+    function, forward, backward = SENT[name]
+    x = torch.randn(N, C, H, W, dtype=torch.float64)
+    x = scatter_tensor(x, None, meshes["2"], [Shard(2)], sizes={0: (7, 5)}, requires_grad=True)
+    with trace() as wire:
+        y = function(x)
+    there = wire.bytes()
+    with trace() as wire:
+        y.backward(torch.ones_like(y))
+    return there, wire.bytes()
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_bytes(pool, name):
+    got = pool.run(_bytes, name)[:2]
+    assert max(g[0] for g in got) == SENT[name][1] and max(g[1] for g in got) == SENT[name][2], got
+
+
+def _cuts(meshes):
+    x = torch.randn(N, C, H, W, dtype=torch.float64)
+    x = scatter_tensor(x, None, meshes["2"], [Shard(2)], sizes={0: (7, 5)})
+    same = [
+        *(
+            nn.Conv2d(C, C, k, padding="same", padding_mode=m).double()
+            for k in (3, 7)
+            for m in ("zeros", "circular", "reflect")
+        ),
+        nn.MaxPool2d(5, 1, 2),
+        nn.AvgPool2d(3, 1, 1),
+        nn.Upsample((H, 9)),
+        nn.AdaptiveAvgPool2d((H, 1)),
+        nn.BatchNorm2d(C).double(),
+        nn.ConvTranspose2d(C, C, 3, padding=1).double(),
+    ]
+    for module in same:
+        assert module(x)._spec.sizes == ((7, 5),), module
+    for module, sizes in (
+        (nn.Conv2d(C, C, 3).double(), (6, 4)),  # a row less at both ends
+        (nn.MaxPool2d(2), (4, 2)),
+        (nn.MaxPool2d(3, 2, 1), (4, 2)),
+        (nn.Upsample(scale_factor=2, mode="bilinear"), (14, 10)),
+        (nn.ConvTranspose2d(C, C, 4, 2, 1).double(), (14, 10)),
+    ):
+        assert module(x)._spec.sizes == (sizes,), (module, module(x)._spec)
+
+
+def test_cuts(pool):
+    pool.run(_cuts)
