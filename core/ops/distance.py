@@ -22,7 +22,14 @@ def cdist(func, x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary
     if compute_mode == "use_mm_for_euclid_dist_if_necessary":
         many = max(x1.shape[-2], x2.shape[-2]) > 25
         compute_mode = "use_mm_for_euclid_dist" if many else "donot_use_mm_for_euclid_dist"
-    return Plan(inputs, out, lambda a, b, *args, **kwargs: func(a, b, p, compute_mode))
+    through_mm = p == 2 and compute_mode == "use_mm_for_euclid_dist"
+
+    def local(a, b, *args, **kwargs):
+        if through_mm and not (a.numel() and b.numel()):  # torch would turn to a form without a second derivative
+            return a @ b.mT
+        return func(a, b, p, compute_mode)
+
+    return Plan(inputs, out, local)
 
 
 @op(F.cosine_similarity, names=("x1", "x2"))

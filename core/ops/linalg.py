@@ -42,7 +42,7 @@ def _connected(func):
 
     def tied(out, A):
         number = out.is_floating_point() or out.is_complex()
-        return out + A.abs().sum() if number and not out.requires_grad else out
+        return out + A.abs().square().sum() if number and not out.requires_grad else out
 
     def local(A, *args, **kwargs):
         out = func(A, *args, **kwargs)
