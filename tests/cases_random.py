@@ -44,6 +44,11 @@ def saturated(x, keep, p):
     return a * (x * keep + LOWEST * (~keep).to(x.dtype)) - a * p * LOWEST
 
 
+def softmax_of(x, dim, scale=1.0):
+    """Softmax of the logits and the noise of Gumbel's law, which is minus the logarithm of an exponential one's."""
+    return (x - (-torch.log1p(-field(x))).log() * scale).softmax(dim)
+
+
 def whole_numbers(x, low, high):
     return (field(x, lambda bits, dtype: bits) >> 1 & (1 << 63) - 1) % (high - low) + low
 
@@ -150,6 +155,12 @@ same(
     "other_laws",
     lambda x: (x.detach().clone().exponential_(2), x.detach().clone().log_normal_(0.5, 0.3)),
     lambda x: (-torch.log1p(-field(x)) / 2, (field(x, rng.bell) * 0.3 + 0.5).exp()),
+)
+same(
+    "gumbel_softmax",
+    lambda x: (F.gumbel_softmax(x, 0.7), F.gumbel_softmax(x, dim=0)),
+    lambda x: (softmax_of(x / 0.7, -1, 1 / 0.7), softmax_of(x, 0)),
+    wire=None,
 )
 same(
     "normal_of_each",

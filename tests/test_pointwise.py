@@ -22,7 +22,8 @@ OUT = (aten.add.Tensor, aten.mul.Tensor, aten.exp.default, aten.where.self, aten
 
 # Other names of pointwise operations, which torch takes apart before it dispatches.
 OTHER_NAMES = """absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh divide fix greater greater_equal less
-    less_equal multiply negative not_equal subtract true_divide __and__ __or__ __iand__ __ior__ isclose isreal"""
+    less_equal multiply negative not_equal subtract true_divide __and__ __or__ __iand__ __ior__ isclose isreal
+    special_expit special_ndtr special_psi special_gammaln special_multigammaln special_polygamma special_round"""
 # In-place methods that are not pointwise: of other families, and those that shards refuse.
 ELSEWHERE = """addbmm addmm addmv addr baddbmm bernoulli copy cumprod cumsum detach exponential fill_diagonal index_add
     index_copy index_fill index_put index_reduce log_normal masked_scatter normal put random renorm requires_grad

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import SPLITS, extents
+from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
@@ -107,6 +108,37 @@ def replayed(meshes, reentrant):
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoint_replays(pool, reentrant):
     pool.run(replayed, reentrant)
+
+
+INITIALISERS = (
+    nn.init.normal_,
+    nn.init.uniform_,
+    nn.init.trunc_normal_,
+    nn.init.xavier_uniform_,
+    nn.init.xavier_normal_,
+    nn.init.kaiming_uniform_,
+    nn.init.kaiming_normal_,
+    nn.init.orthogonal_,
+    nn.init.eye_,
+    lambda p: nn.init.sparse_(p, 0.5),
+)
+
+
+def initialised(meshes):
+    """Parameters start alike, however they are cut."""
+    found = {}
+    for name, placements in (("1", [Shard(0)]), ("2", [Shard(0)]), ("2", [Shard(1)]), ("2x2", [Shard(1), Shard(0)])):
+        for i, init in enumerate(INITIALISERS):
+            p = nn.Parameter(scatter_tensor(torch.zeros(5, 7), None, meshes[name], placements))
+            torch.manual_seed(4)
+            assert init(p) is p
+            value = p.detach().full_tensor()
+            assert value.abs().sum() > 0
+            torch.testing.assert_close(value, found.setdefault(i, value), msg=lambda m, i=i: f"{INITIALISERS[i]}: {m}")
+
+
+def test_parameters_start_alike(pool):
+    pool.run(initialised)
 
 
 def seeds(meshes):
