@@ -185,8 +185,9 @@ def fused_layer(m, x, mask, padding):
     norms = m.norm1.weight, m.norm1.bias, m.norm2.weight, m.norm2.bias
     feed = m.linear1.weight, m.linear1.bias, m.linear2.weight, m.linear2.bias
     masks = (None, None), (padding, 1), (mask.expand(3, HEADS, 7, 7), 2)
+    exact = x.device.type == "cpu"  # on GPUs torch fuses an approximation of GELU
     layer = [
-        torch._transformer_encoder_layer_fwd(x, *attention, gelu, first, 1e-5, *norms, *feed, *m)
+        torch._transformer_encoder_layer_fwd(x, *attention, gelu and exact, first, 1e-5, *norms, *feed, *m)
         for gelu, first, m in zip((True, False, True), (False, True, True), masks)
     ]
     return *layer, *torch._native_multi_head_attention(x, x, x, *attention, None, True, True)
