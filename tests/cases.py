@@ -22,9 +22,9 @@ REFUSED: dict[str, tuple] = {}
 SPLITS = {
     "1": ("chunk",),
     "2": ("chunk", "uneven", "one_row", "empty"),
-    "3": ("chunk", "uneven", "one_row", "empty"),
-    "4": ("chunk", "uneven", "one_row", "empty"),
-    "2x2": ("uneven", "one_row", "empty"),
+    "3": ("uneven", "empty"),
+    "4": ("chunk", "one_row"),
+    "2x2": ("one_row", "empty"),
 }
 
 
@@ -142,7 +142,9 @@ def run_case(meshes, name, mesh_name, split):
     row, mesh = load()[name], meshes[mesh_name]
     if mesh.get_coordinate() is None:
         return
-    group = int(mesh.mesh.flatten()[0])  # groups of one mesh hold different data
+    group = int(mesh.mesh.flatten()[0])  # groups of one mesh hold different data, and run together once
+    if group and split != "uneven":
+        return
     for dims in _cuts_of(row, mesh_name, split):
         _compare(row, mesh, dims, split, seed=1000 + group, assert_wire=mesh_name == "2" and split == "chunk")
 
