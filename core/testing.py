@@ -59,7 +59,8 @@ def check_sharded(
         kwargs: keyword arguments, ShardTensors among them are cut.
         sizes: for each input a dict axis -> extents, or None for torch.chunk's.
         grads: compare the gradients of all floating-point inputs and parameters too.
-        atol, rtol: tolerances; by default 1e-10 in fp64, 1e-5 in fp32, 2e-2 in half precision.
+        atol, rtol: tolerances; by default 1e-10 in fp64, 1e-5 in fp32, 2e-2 in half precision. The absolute one is
+            for values of about one; of larger ones it is a part of the largest.
 
     Returns:
         :class:`Report`; print it to see differences and messages.
@@ -181,7 +182,8 @@ def _difference(got, expected, atol, rtol):
         return float((got != expected).sum()), "" if torch.equal(got, expected) else "other values"
     tolerance = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-5, torch.complex64: 1e-5}
     atol, rtol = (tolerance.get(expected.dtype, 2e-2) if t is None else t for t in (atol, rtol))
-    right = torch.allclose(got, expected, atol=atol, rtol=rtol, equal_nan=True)
+    scale = max(1.0, expected.abs().nan_to_num(0.0, 0.0).max().item()) if expected.numel() else 1.0
+    right = torch.allclose(got, expected, atol=atol * scale, rtol=rtol, equal_nan=True)
     apart = (got - expected).abs().nan_to_num(nan=0.0 if right else float("inf"))
     return apart.max().item() if apart.numel() else 0.0, "" if right else "other values"
 
