@@ -65,7 +65,7 @@ def rule(func, q, k, v, mask, dropout_p, is_causal, scale, enable_gqa):
     def local(q, k, v, mask, *args):
         q, k, v = _of_one_type(q, k, v)
         if at.pick:
-            k, v = (t.index_select(-3, heads.to(t.device)) for t, heads in zip((k, v), at.pick))
+            k, v = (_picked(t, heads) for t, heads in zip((k, v), at.pick))
         if call.merge or call.dropout or (call.ring.size > 1 and _strategy == "ring"):
             return block_attention(q, k, v, mask, call)
         if call.ring.size > 1:
@@ -153,6 +153,10 @@ def _of_one_type(*tensors):
     return [t.to(result_dtype(t)) for t in tensors]
 
 
+def _picked(t, heads):
+    return t.index_select(-3, torch.tensor(heads, dtype=torch.int64, device=t.device))
+
+
 def _scores(q, k, v, lead, grouped):
     """Spec of queries times keys: on each axis cut as the queries, or along a leading dim of another operand."""
     shape = (*lead, q.shape[-2], k.shape[-2])
@@ -185,7 +189,7 @@ def _keys(scores, k, v, grouped):
         groups = [scores.shape[-3] // s.shape[-3] for s in (k, v)]
         if any(n % g for n in scores.sizes[heads] for g in groups):
             keys = [s.with_axis(heads, REPLICATE) for s in keys]
-            pick = [torch.arange(*scores.local_range(-3)) // g for g in groups]
+            pick = [[head // g for head in range(*scores.local_range(-3))] for g in groups]
         else:
             parts = [tuple(n // g for n in scores.sizes[heads]) for g in groups]
             keys = [s.with_axis(heads, Shard(s.ndim - 3), n) for s, n in zip(keys, parts)]

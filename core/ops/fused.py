@@ -34,20 +34,20 @@ def fused(func, *args, **kwargs):
     at, own = _layout(func, given)
     empty = not at.out.local_shape().numel()
     meta = func(*_on_meta(args), **dict(zip(kwargs, _on_meta(kwargs.values()))))
-    shape = at.scores.shape[:3] if own else meta[1].shape
-    rows = _rows(at.out, shape)
-    names = [r.name for r in func._schema.returns]
+    rows = _rows(at.out, at.scores.shape[:3] if own else meta[1].shape)
+    others = [(m.shape, m.dtype) if isinstance(m, torch.Tensor) else m for m in meta[2:]]
+    seeds = [r.name in ("philox_seed", "rng_state") for r in func._schema.returns[2:]]
 
     def local(*args, **kwargs):
         given = _named(func, args, kwargs)
         q, k, v = (given[n] for n in ("query", "key", "value"))
         key = rng.draw_key() if at.call.dropout else None
         out, total = ring.forward(q, k, v, _mask(given), key, at.call)
-        rest = [torch.zeros_like(m, device=q.device) if isinstance(m, torch.Tensor) else m for m in meta[2:]]
-        rest = [key if key is not None and n in ("philox_seed", "rng_state") else r for n, r in zip(names[2:], rest)]
+        rest = [torch.zeros(x[0], dtype=x[1], device=q.device) if isinstance(x, tuple) else x for x in others]
+        rest = [key if key is not None and seed else x for seed, x in zip(seeds, rest)]
         return out, total.new_zeros(rows.local_shape()) if empty else total.squeeze(-1), *rest
 
-    specs = (at.out, rows, *(None,) * len(meta[2:]))
+    specs = (at.out, rows, *(None,) * len(others))
     return Plan(_inputs(given, at, args, kwargs, func), specs, local if own or empty else None)
 
 
