@@ -2,6 +2,7 @@
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.distributed_c10d import _resolve_process_group as group_named
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes as no_modes  # real numbers while a graph is traced
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -55,6 +56,7 @@ __all__ = [
     "NoTorchFunction",
     "dtensor_from_local",
     "group_name",
+    "group_named",
     "has_hooks",
     "is_traceable_wrapper_subclass",
     "keeps_graph",

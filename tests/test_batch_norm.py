@@ -88,6 +88,22 @@ def test_converted(pool):
     pool.run(_converted)
 
 
+def _compiled(meshes):
+    torch._dynamo.reset()
+    mesh = meshes["ddp x domain"]
+    eager, model = (_module(nn.SyncBatchNorm, process_group=mesh.get_group("ddp")) for _ in range(2))
+    x = scatter_tensor(_batch(mesh.get_local_rank("ddp")), None, mesh["domain"], [Shard(2)])
+    step = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+    got, expected = _steps(step, [x])[0], _steps(eager, [x])[0]
+    torch.testing.assert_close(got.full_tensor(), expected.full_tensor())
+    torch.testing.assert_close(model.running_var, eager.running_var)
+    torch.testing.assert_close(model.weight.grad, eager.weight.grad)
+
+
+def test_compiled(pool):
+    pool.run(_compiled)
+
+
 def _own_batches(meshes):
     """Without synchronisation each domain has the statistics of its own batch."""
     mesh = meshes["ddp x domain"]

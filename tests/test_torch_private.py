@@ -98,6 +98,7 @@ def test_a_process_lets_go_of_its_groups():
 def _wire(meshes):
     mesh = meshes["2"]
     name, me = _torch.group_name(mesh.get_group()), mesh.get_local_rank()
+    assert _torch.group_named(name) is mesh.get_group() and _torch.group_named(name).rank() == me
     value = _torch.wire.wait_tensor(_torch.wire.all_reduce(torch.full((3,), 1.0 + me), "sum", name))
     assert value.tolist() == [3.0] * 3
     gathered = _torch.wire.wait_tensor(_torch.wire.all_gather_into_tensor(torch.tensor([me]), 2, name))

@@ -81,3 +81,42 @@ def _cuts(meshes):
 
 def test_cuts(pool):
     pool.run(_cuts)
+
+
+class _Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(C, 8, 3, padding=1, padding_mode="circular"), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        x = F.avg_pool2d(F.max_pool2d(F.gelu(self.norm(self.conv(x))), 3, 2, 1), 3, 1, 1)
+        up = F.interpolate(x, scale_factor=2, mode="bilinear") + F.interpolate(x, size=(H, 2 * x.shape[3]))
+        up = F.group_norm(F.pixel_shuffle(up, 2), 1)
+        at = F.affine_grid(x.new_ones(N, 2, 3), [N, 2, H, W], align_corners=False)
+        return F.grid_sample(up, at, align_corners=False) * F.adaptive_avg_pool2d(up, 1) + F.adaptive_max_pool2d(
+            up, (H, W)
+        )
+
+
+def _compiled(meshes):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    eager, model = _Net().double(), _Net().double()
+    model.load_state_dict(eager.state_dict())
+    x = torch.randn(N, C, H, W, dtype=torch.float64)
+    outs = []
+    for net in (torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager"), eager):
+        cut = scatter_tensor(x, None, meshes["2"], [Shard(2)], sizes={0: (7, 5)}, requires_grad=True)
+        y = net(cut)
+        y.square().sum().backward()
+        outs.append((y.detach().full_tensor(), cut.grad.full_tensor()))
+    for a, b in zip(*outs):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
+    for a, b in zip(model.state_dict().values(), eager.state_dict().values()):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(model.parameters(), eager.parameters()):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-9, rtol=1e-9)
+
+
+def test_compiled(pool):
+    pool.run(_compiled, timeout=200)

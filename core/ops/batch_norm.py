@@ -17,9 +17,10 @@ from torch import nn
 from torch.overrides import handle_torch_function
 
 from core import collectives as c
-from core._torch import group_name
+from core._torch import group_name, group_named, no_modes
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.ops.graph import operator
 from core.ops.norm import along_channels
 from core.ops.normalise import Normalise, Over
 from core.shard_tensor import ShardTensor
@@ -170,21 +171,31 @@ class OverWorld(NamedTuple):
         return statistic
 
 
-@torch.compiler.disable  # a graph cannot hold a process group
-def synchronised_batch_norm(x, running_mean, running_var, weight, bias, momentum, eps, process_group):
-    """Batch norm of a ShardTensor with the statistics of all samples that the ranks of ``process_group`` hold parts
-    of; in training."""
+def synchronised_batch_norm(x, running_mean, running_var, weight, bias, momentum, eps, group):
+    """Batch norm of a ShardTensor in training, with the statistics of all samples that the ranks of the process group
+    named ``group`` hold parts of."""
     tensors = x, running_mean, running_var, weight, bias
-    return handle_torch_function(synchronised_batch_norm, tensors, *tensors, momentum, eps, process_group)
+    if torch.compiler.is_dynamo_compiling():
+        return _operator(*tensors, momentum, eps, group)
+    return handle_torch_function(synchronised_batch_norm, tensors, *tensors, momentum, eps, group)
+
+
+_operator = operator(
+    "synchronised_batch_norm(Tensor x, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? weight, "
+    "Tensor? bias, float momentum, float eps, str group) -> Tensor",
+    synchronised_batch_norm,
+)
 
 
 @op(synchronised_batch_norm)
-def synchronised(func, x, running_mean, running_var, weight, bias, momentum, eps, process_group):
+def synchronised(func, x, running_mean, running_var, weight, bias, momentum, eps, group):
     final, x = x, x.aside(1)  # ranks of the process group must hold the same channels
     p = Channels(func, x, (running_mean, running_var), (weight, bias), (0, *range(2, x.ndim)))
     within = p.over()
-    world = c.Group(group_name(process_group), dist.get_world_size(process_group), dist.get_rank(process_group))
-    here = set(x.mesh.mesh.flatten().tolist())
+    process_group = group_named(group)
+    world = c.Group(group, process_group.size(), process_group.rank())
+    with no_modes():  # the mesh's tensor is a real one, also while torch.compile looks on
+        here = set(x.mesh.mesh.flatten().tolist())
     copies = len(here.intersection(dist.get_process_group_ranks(process_group)))
 
     def local(t, running_mean, running_var, weight, bias, *args):
@@ -210,7 +221,7 @@ def _forward_for_shards(plain):
             running_mean, running_var = self.running_mean, self.running_var
             self.num_batches_tracked.add_(1)
             momentum = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
-        group = self.process_group or dist.group.WORLD
+        group = group_name(self.process_group or dist.group.WORLD)
         return synchronised_batch_norm(x, running_mean, running_var, self.weight, self.bias, momentum, self.eps, group)
 
     return forward
