@@ -13,6 +13,9 @@ make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 no_torch_function = torch._C._disabled_torch_function_impl
 wire = torch.ops._c10d_functional
 pad = torch._C._nn.pad  # what compiled code calls for F.pad
+fused_attention = torch._native_multi_head_attention  # what modules call in inference
+fused_encoder_layer = torch._transformer_encoder_layer_fwd
+mask_is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 
 
 def keeps_graph():
@@ -55,12 +58,15 @@ __all__ = [
     "NoDispatch",
     "NoTorchFunction",
     "dtensor_from_local",
+    "fused_attention",
+    "fused_encoder_layer",
     "group_name",
     "group_named",
     "has_hooks",
     "is_traceable_wrapper_subclass",
     "keeps_graph",
     "make_wrapper_subclass",
+    "mask_is_left_aligned",
     "no_modes",
     "no_torch_function",
     "pad",

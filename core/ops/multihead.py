@@ -10,6 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from core import _torch
 from core.dispatch import composed
 from core.errors import ShardingError
 
@@ -122,7 +123,7 @@ def _with_weights(q, k, v, hidden, dropout_p):
 
 
 # -- inference --------------------------------------------------------------------------------------------------------
-@composed(torch._native_multi_head_attention)
+@composed(_torch.fused_attention)
 def native_attention(
     query,
     key,
@@ -152,7 +153,7 @@ def native_attention(
     return out.transpose(0, 1), weights
 
 
-@composed(torch._transformer_encoder_layer_fwd)
+@composed(_torch.fused_encoder_layer)
 def encoder_layer(
     src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps,
     norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2,
@@ -176,7 +177,7 @@ def encoder_layer(
     return norm(x + feed(x), norm_weight_2, norm_bias_2)
 
 
-@composed(torch._nested_tensor_from_mask_left_aligned)
+@composed(_torch.mask_is_left_aligned)
 def left_aligned(src, mask):
     """Whether an encoder may leave its padding out: not where that would give every rank rows of its own number."""
     return False
