@@ -1,5 +1,8 @@
 """Attention that the table of cases does not see: autocast, dropped weights by the numbers, DTensors, compiled code."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -170,6 +173,11 @@ def heads_over_tp(meshes):
 
 def test_heads_over_another_mesh(pool):
     pool.run(heads_over_tp)
+
+
+def test_the_compiler_is_not_loaded_with_core():
+    code = "import core, sys; assert 'torch._dynamo' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 # -- compiled code -----------------------------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ Two ways for keys and values of a cut sequence: ``gather`` brings them all to ev
 Where keys are cut and queries are not, nothing travels but results: each rank attends to its own keys, and they merge.
 """
 
+import sys
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor.placement_types import Shard
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function
 
 from core import collectives as c
@@ -36,13 +36,13 @@ def set_strategy(name):
 def scaled_dot_product_attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
-    """Torch's masks by name (``torch.nn.attention.bias``) are tensors without content: they are spelled out first."""
-    if isinstance(attn_mask, CausalBias):
-        shape, lower = attn_mask.shape[-2:], attn_mask.variant == CausalVariant.LOWER_RIGHT
-        is_causal = is_causal or not lower
-        attn_mask = (
-            torch.ones(shape, dtype=torch.bool, device=query.device).tril(shape[1] - shape[0]) if lower else None
-        )
+    """Torch's masks by name are tensors without content: they are spelled out first."""
+    bias = sys.modules.get("torch.nn.attention.bias")  # who has one has loaded this; it would load the compiler
+    if bias and isinstance(attn_mask, bias.CausalBias):
+        (rows, keys), lower = attn_mask.shape[-2:], attn_mask.variant == bias.CausalVariant.LOWER_RIGHT
+        is_causal, attn_mask = is_causal or not lower, None
+        if lower:
+            attn_mask = torch.ones(rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
     tensors = [t for t in (query, key, value, attn_mask) if t is not None]
     return handle_torch_function(
         attention, tensors, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
