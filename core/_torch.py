@@ -33,6 +33,11 @@ def has_hooks(tensor):
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
+def is_nothing(tensor):
+    """Whether a gradient is one of torch's zeros without memory."""
+    return tensor._is_zerotensor()
+
+
 def group_name(group):
     """The registered name by which functional collectives find a process group."""
     return group.group_name
@@ -63,6 +68,7 @@ __all__ = [
     "group_name",
     "group_named",
     "has_hooks",
+    "is_nothing",
     "is_traceable_wrapper_subclass",
     "keeps_graph",
     "make_wrapper_subclass",

@@ -18,7 +18,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
-from core._torch import NoTorchFunction, is_traceable_wrapper_subclass
+from core._torch import NoTorchFunction
 from core.errors import MissingShardPatch, ShardingError
 from core.fallback import fallback
 from core.gradients import accumulating
@@ -26,6 +26,7 @@ from core.redistribute import move
 from core.region import pairs, run
 from core.shard_tensor import ShardTensor, as_shards, check_promotion, promote
 from core.spec import REPLICATE, ShardTensorSpec, replicated_spec
+from core.views import copied_as_torch_would, is_copy, remember
 
 
 class Plan(NamedTuple):
@@ -262,6 +263,8 @@ def above(func, types, args, kwargs):
         return handler(func, types, args, kwargs)
     if func in _COMPOSED:
         return _COMPOSED[func](*args, **kwargs)
+    if args and not isinstance(args[0], ShardTensor) and _writes_by_name(func):
+        _refuse_plain_target(func, args, kwargs)
     tensors = []
     rule = RULES.get(func)
     if rule is not None and (isinstance(func, _ATEN) or kwargs.get("out") is not None):
@@ -290,6 +293,56 @@ def above(func, types, args, kwargs):
         return _all_shards(func(*args, **kwargs), tensors)
 
 
+def _in_order(func):
+    """Functions that copy what does not lie in order: torch asks the stride, and a view here remembers its own."""
+
+    def call(input, *args, **kwargs):
+        source = input
+        if isinstance(input, ShardTensor) and not torch.compiler.is_compiling():
+            source = copied_as_torch_would(func, input, args, kwargs)
+        with NoTorchFunction():
+            out = func(source, *args, **kwargs)
+        if source is not input:
+            out._is_copy = False  # of nothing that anybody still sees
+        return out
+
+    return call
+
+
+for _f in (torch.Tensor.contiguous, torch.reshape, torch.Tensor.reshape, torch.flatten, torch.Tensor.flatten):
+    composed(_f)(_in_order(_f))
+
+
+@cache
+def _writes_by_name(func):
+    name = _name(func)
+    return (
+        name == "__setitem__"
+        or (name.endswith("_") and not name.endswith("__"))
+        or name.startswith("__i")
+        and (name[3:-2] in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"))
+    )
+
+
+def _refuse_plain_target(func, args, kwargs):
+    """A plain tensor that is written in place from ShardTensors would not know of their gradients."""
+    tensors = []
+    _collect((*args, *kwargs.values()), tensors)
+    wants = torch.is_grad_enabled() and any(_wants_grad(t) for t in tensors)
+    if wants and isinstance(args[0], torch.Tensor) and not isinstance(args[0], DTensor):
+        raise ShardingError(
+            "writes ShardTensors into a plain tensor where gradients are recorded",
+            op=_name(func),
+            operands=[tuple(args[0].shape), *(t._spec for t in _shards(tensors))],
+            remedy="Compute out of place, or make the target a ShardTensor first (scatter_tensor, or x.new_zeros).",
+        )
+
+
+def _wants_grad(t):
+    with NoTorchFunction():
+        return t.requires_grad
+
+
 # -- the autograd engine, and what it holds ---------------------------------------------------------------------------
 # Gradient edges instead of tensors: a backward pass may recompute a checkpointed forward, so it must run with
 # ``__torch_function__`` switched on, and edges have none of their own.
@@ -308,7 +361,8 @@ def _seeds(outputs, grads):
 def _grad(outputs, inputs, grad_outputs=None, *, materialize_grads=False, allow_unused=None, **kwargs):
     allow_unused = bool(allow_unused or materialize_grads)
     seeds = _seeds(outputs, grad_outputs)
-    found = torch.autograd.grad(_edges(outputs), _edges(inputs), seeds, allow_unused=allow_unused, **kwargs)
+    with accumulating(False):  # what is asked for goes to the caller
+        found = torch.autograd.grad(_edges(outputs), _edges(inputs), seeds, allow_unused=allow_unused, **kwargs)
     if materialize_grads:
         found = tuple(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found))
     return found
@@ -437,13 +491,17 @@ def below(func, types, args, kwargs):
         return args[0]
     if torch.is_inference_mode_enabled() and _is_view(func) and not tensors[0].is_inference():
         with torch.inference_mode(False):  # torch wants a view of a tensor made outside to be as that tensor
-            return _wrap_below(out, plan.outputs, plan.final)
-    return _wrap_below(out, plan.outputs, plan.final)
+            out = _wrap_below(out, plan.outputs, plan.final)
+    else:
+        out = _wrap_below(out, plan.outputs, plan.final)
+    if _is_view(func) and isinstance(tensors[0], ShardTensor):
+        remember(key, lambda whole: _call(func, args, kwargs, [whole]), tensors[0], out)
+    return out
 
 
 @cache
 def _is_view(func):
-    return any(r.alias_info is not None for r in func._schema.returns)
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
 def _rule_below(func):
@@ -511,24 +569,20 @@ def _make_writable(func, written):
             raise MissingShardPatch(
                 "changes the shape in place", op=str(func), operands=[t._spec], remedy="Use the form that returns it."
             )
-        with NoTorchFunction():
-            base = t._base if t._is_view() else None
-        if isinstance(base, ShardTensor) and not _same_memory(t._local_tensor, base._local_tensor):
+        if is_copy(t):
             raise MissingShardPatch(
                 "writes into rows that lie on other ranks, through a view that is a copy",
                 op=str(func),
-                operands=[t._spec, base._spec],
+                operands=[t._spec],
                 remedy="Write through a slice (x[i:i+1] instead of x[i]), or use torch.where.",
             )
         if t._spec.is_partial():
-            if base is not None:
+            with NoTorchFunction():
+                view = t._is_view()
+            if view:
                 raise MissingShardPatch("writes into a view of a pending sum", op=str(func), operands=[t._spec])
             done = _settled_below(t)
             t._local_tensor, t._spec = done._local_tensor, done._spec
-
-
-def _same_memory(a, b):
-    return is_traceable_wrapper_subclass(a) or a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 def _write_out(func, args, kwargs, written):

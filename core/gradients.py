@@ -97,13 +97,16 @@ class accumulating:
         self.counts = nowhere_else
 
     def __enter__(self):
-        _Pass.depth += self.counts
+        """Each pass has its own promises, also one that runs inside another."""
+        self.outer = _Pass.depth, _Pass.buckets, _Pass.leaves
+        _Pass.depth, _Pass.buckets, _Pass.leaves = bool(self.counts), {}, []
 
     def __exit__(self, *error):
-        _Pass.depth -= self.counts
-        if error[0] is not None:
-            _Pass.buckets.clear()
-            _Pass.leaves.clear()
+        leaves = _Pass.leaves
+        _Pass.depth, _Pass.buckets, _Pass.leaves = self.outer
+        for leaf in leaves if error[0] is not None else ():
+            if isinstance(leaf.grad, Promise):
+                leaf.grad = None  # the sum may never have been sent
 
 
 def gather_in_buckets(module):

@@ -7,7 +7,7 @@ so a second derivative is the derivative of the local backward.
 import torch
 from torch.autograd import Function
 
-from core._torch import NoTorchFunction, keeps_graph
+from core._torch import NoTorchFunction, is_nothing, keeps_graph
 from core.gradients import summed
 from core.redistribute import move
 from core.shard_tensor import Plain, ShardTensor, as_shards, local_cotangent
@@ -90,13 +90,14 @@ def _gradients(ctx, live, wanted, specs, grads):
         allow_unused=True,
         retain_graph=keeps_graph(),
     )
+    inner = [torch.zeros_like(ctx.inner[i]) if g is None or is_nothing(g) else g for i, g in zip(wanted, inner)]
     found, plain = [], []
     for i, g in zip(wanted, inner):
         if ctx.weights[i] is None:
-            found.append(ShardTensor(g, ctx.plan.inputs[i].cotangent()) if g is not None else None)
+            found.append(ShardTensor(g, ctx.plan.inputs[i].cotangent()))
         else:
             plain.append(len(found))
-            found.append(torch.zeros_like(ctx.inner[i]) if g is None else g)
+            found.append(g)
     if plain:
         weights = [ctx.weights[wanted[j]] for j in plain]
         sums = summed([found[j] for j in plain], weights, ctx.plan.inputs[wanted[plain[0]]].mesh)

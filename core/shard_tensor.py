@@ -39,7 +39,7 @@ class ShardTensor(torch.Tensor):
     """A tensor of global shape ``shape`` of which this rank holds ``to_local()``. Make one with :func:`scatter_tensor`
     or :meth:`from_local`."""
 
-    __slots__ = ["_local_tensor", "_spec", "_keeps_cut"]
+    __slots__ = ["_local_tensor", "_spec", "_keeps_cut", "_is_copy", "_order"]
     _promotion_mode = TensorPromotionMode.SILENT
 
     @staticmethod

@@ -142,6 +142,40 @@ def _torchs_other_spellings(meshes):
         same(f(y), f(z.conj().resolve_conj()))
 
 
+def _writes_reach_what_they_would(meshes):
+    """Copies where torch copies, views where it views, and no write that is lost or that loses a gradient."""
+    whole, x = make(meshes["2"])
+    calls = [
+        lambda t: t.t().contiguous(), lambda t: t[:, 1:].contiguous(), lambda t: t[::2].contiguous(),
+        lambda t: t.t().reshape(7, 3), lambda t: t[:, :2].flatten(), lambda t: t[:, :1].reshape(7),
+        lambda t: t[0:3].contiguous(), lambda t: t.t().t().contiguous(), lambda t: t.reshape(7, 1, 3),
+    ]  # fmt: skip
+    for i, call in enumerate(calls):
+        for shown, plain in ((x.clone(), whole.clone()), (x.detach().clone().data, whole.clone())):
+            call(shown).add_(1)
+            call(plain).add_(1)
+            assert torch.equal(shown.full_tensor(), plain), i
+    leaf, plain = make(meshes["2"], True)[1], whole.clone().requires_grad_()
+    for t in (leaf, plain):
+        y = t * 1
+        r = y.permute(1, 0).contiguous().mul_(2)
+        (y.sum() + (r * r).sum()).backward()
+    same(leaf.grad, plain.grad)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), pytest.raises(ShardingError, match="copy"):
+            (x + 0)[0].add_(1)
+    for view in (lambda t: t[0].detach(), lambda t: t[0].data):
+        with pytest.raises(ShardingError, match="copy"):
+            view(x.clone()).add_(1)
+    target = torch.ones(7, 3, dtype=torch.float64, requires_grad=True) * 2
+    for write in (target.mul_, target.copy_, lambda s: target.__setitem__(slice(0, 7), s)):
+        with pytest.raises(ShardingError, match="plain tensor"):
+            write(x)
+    buffer = torch.zeros(7, 3, dtype=torch.float64)
+    buffer.add_(x)
+    same(buffer, whole)
+
+
 def _inference_mode(meshes):
     """Views of a tensor made outside, and operations made of others, which arrive whole there."""
     whole, x = make(meshes["2"])
@@ -194,7 +228,7 @@ def _an_unused_result_is_harmless(meshes):
 
 CASES = [
     _is_saved_and_loaded, _is_a_parameter, _gradients_are_seen_alike, _one_value, _torchs_other_spellings,
-    _inference_mode, _more_than_two_to_the_31, _an_unused_result_is_harmless,
+    _writes_reach_what_they_would, _inference_mode, _more_than_two_to_the_31, _an_unused_result_is_harmless,
 ]  # fmt: skip
 
 

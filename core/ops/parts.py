@@ -87,7 +87,7 @@ def select(func, x, dim, index):
     out = x.reshaped([*x.shape[:dim], *x.shape[dim + 1 :]], {d: d - (d > dim) for d in range(x.ndim) if d != dim})
     if not 0 <= index < x.shape[dim]:
         raise IndexError(f"select(): index {index} out of range for tensor of size {list(x.shape)} at dimension {dim}")
-    if axis is None:
+    if axis is None or x.mesh.size(axis) == 1:
         return Plan((x,), out, lambda v, *a: aten.select(v, dim, index))
     group, extents = c.axis_group(x.mesh, axis), x.sizes[axis]
     wanted = (((index, index + 1),),) * group.size
