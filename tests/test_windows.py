@@ -77,6 +77,12 @@ def _cuts(meshes):
         (nn.ConvTranspose2d(C, C, 4, 2, 1).double(), (14, 10)),
     ):
         assert module(x)._spec.sizes == (sizes,), (module, module(x)._spec)
+    flow = x[:, :2].movedim(1, 3)
+    for image in (x, x.full_tensor()):
+        warped = F.grid_sample(image, flow, align_corners=False)
+        assert warped.placements == (Shard(2),) and warped._spec.sizes == ((7, 5),), warped._spec
+    back = F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=(H, W))
+    assert back.placements == (Shard(2),) and back._spec.sizes == ((8, 4),), back._spec
 
 
 def test_cuts(pool):
