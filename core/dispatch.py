@@ -325,22 +325,17 @@ def _writes_by_name(func):
 
 
 def _refuse_plain_target(func, args, kwargs):
-    """A plain tensor that is written in place from ShardTensors would not know of their gradients."""
-    tensors = []
-    _collect((*args, *kwargs.values()), tensors)
-    wants = torch.is_grad_enabled() and any(_wants_grad(t) for t in tensors)
-    if wants and isinstance(args[0], torch.Tensor) and not isinstance(args[0], DTensor):
-        raise ShardingError(
-            "writes ShardTensors into a plain tensor where gradients are recorded",
-            op=_name(func),
-            operands=[tuple(args[0].shape), *(t._spec for t in _shards(tensors))],
-            remedy="Compute out of place, or make the target a ShardTensor first (scatter_tensor, or x.new_zeros).",
-        )
-
-
-def _wants_grad(t):
-    with NoTorchFunction():
-        return t.requires_grad
+    """A plain tensor with a history would not learn of a write from ShardTensors: its wrapper would."""
+    target, tensors = args[0], []
+    if isinstance(target, torch.Tensor) and not isinstance(target, DTensor) and torch.is_grad_enabled():
+        if target.requires_grad:
+            _collect((*args[1:], *kwargs.values()), tensors)
+            raise ShardingError(
+                "writes ShardTensors into a plain tensor whose gradient is recorded",
+                op=_name(func),
+                operands=[tuple(target.shape), *(t._spec for t in _shards(tensors))],
+                remedy="Compute out of place, or make the target a ShardTensor first (scatter_tensor, or x.new_zeros).",
+            )
 
 
 # -- the autograd engine, and what it holds ---------------------------------------------------------------------------

@@ -57,7 +57,7 @@ case(
     "masked_fill",
     lambda x, m: (x.masked_fill(m, 2.0), torch.masked_fill(x, m[:, :, :1], -1), (x * 1).masked_fill_(m[0], x.sum())),
     (X, X),
-    ((1, 1), (1, None), (None, 1), (0, 1), (2, 2)),
+    ((1, 1), (1, None), ("R", 1), (0, 1), (2, 2)),
     cuts2=(((1, 2), None),),
     **MASK,
 )

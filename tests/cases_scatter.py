@@ -5,8 +5,8 @@ from cases import case
 from cases_indexing import ROUTED, SELECT, X, numbers, order
 
 # -- rows by number: writing -----------------------------------------------------------------------------------------
-ROWS = ((1, None, None), (1, 0, 1), (1, None, 1), (1, 0, None), (0, None, 0), (2, 0, 2), (2, None, 1), (None, None, 1))
-ROWS2 = (((1, 2), None, (1, 2)), ((0, 1), None, None), (None, None, (1, 2)))
+ROWS = ((1, None, None), (1, 0, 1), (1, None, 1), (1, 0, None), (0, None, 0), (2, 0, 2), (2, None, 1), ("R", None, 1))
+ROWS2 = (((1, 2), None, (1, 2)), ((0, 1), None, None), ("R", None, (1, 2)))
 case(
     "index_add",
     lambda x, i, s: (torch.index_add(x, 1, i, s), x.index_add(1, i, s, alpha=2), (x * 1).index_add_(1, i, s)),
@@ -101,11 +101,11 @@ SCATTER = (
     (1, 2, None),
     (0, 0, 0),
     (2, None, 2),
-    (None, 1, 1),
-    (None, 2, 2),
+    ("R", 1, 1),
+    ("R", 2, 2),
     (1, 1, None),
 )
-SCATTER2 = (((1, 2), (1, 2), (1, 2)), ((0, 1), None, None), (None, (1, 2), (1, 2)))
+SCATTER2 = (((1, 2), (1, 2), (1, 2)), ((0, 1), None, None), ("R", (1, 2), (1, 2)))
 case(
     "scatter",
     lambda x, i, s: (
