@@ -5,6 +5,8 @@ reads off a stride is kept beside it: whether ``contiguous`` or ``reshape`` woul
 reach the source; and a view whose rows were fetched from other ranks is a copy, in which a write would be lost.
 """
 
+import itertools
+
 import torch
 
 from core._torch import NoTorchFunction
@@ -22,11 +24,10 @@ def remember(key, call, source, results):
     results = results if isinstance(results, (tuple, list)) else [results]
     if type(source._local_tensor) is not torch.Tensor:  # being traced
         return
-    orders = _orders_after(key, call, source)
-    for i, r in enumerate(results):
+    for r, order in zip(results, _orders_after(key, call, source)):
         r._is_copy = is_copy(source) or not _same_memory(r._local_tensor, source._local_tensor)
-        if orders[i] is not None:
-            r._order = orders[i]
+        if order is not None:
+            r._order = order
 
 
 def _same_memory(a, b):
@@ -42,8 +43,8 @@ def _orders_after(key, call, source):
             out = out if isinstance(out, (tuple, list)) else [out]
             _orders[key, order] = [None if o.stride() == contiguous_stride(o.shape) else o.stride() for o in out]
         return _orders[key, order]
-    except TypeError:  # arguments that cannot be a key
-        return [None] * 2**16
+    except (TypeError, RuntimeError):  # arguments that cannot be a key; a view where torch would have had to copy
+        return itertools.repeat(None)
 
 
 def _stand_in(tensor, order):
