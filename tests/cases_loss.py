@@ -84,7 +84,7 @@ case(
     "binary_cross_entropy",
     lambda x, y: F.binary_cross_entropy(x, y),
     (X, X),
-    ((1, 1), (1, None)),
+    ((1, 1), (1, None), (2, 2)),
     make={0: unit, 1: unit},
     differentiable=(0,),
 )
