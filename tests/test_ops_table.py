@@ -30,7 +30,8 @@ PROMISED = {
 }
 # Reached elsewhere: kernels of GPUs (``pytest -m gpu``), the rule behind a tag, and refusals of one kind.
 ELSEWHERE = {
-    "pointwise", "map_", "map2_", "_foreach_clone", "repeat_interleave.Tensor", "_fused_rms_norm", "_fused_rms_norm_backward",
+    "pointwise", "map_", "map2_", "_foreach_clone", "repeat_interleave.Tensor",
+    "_fused_rms_norm", "_fused_rms_norm_backward",
     *(f"_scaled_dot_product_{kind}_attention{tail}"
       for kind in ("cudnn", "efficient", "flash") for tail in ("", "_backward")),
 }  # fmt: skip
