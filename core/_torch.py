@@ -1,11 +1,12 @@
 """Every name of torch that is private, in one place, so that a new torch is checked by one test file."""
 
+from contextlib import nullcontext
+
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.distributed_c10d import _resolve_process_group as group_named
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes as no_modes  # real numbers while a graph is traced
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
 NoDispatch = torch._C._DisableTorchDispatch
@@ -21,6 +22,14 @@ mask_is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 def keeps_graph():
     """Whether the running backward pass was asked to retain its graph."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def unseen_by_checkpoints():
+    """A context in which what autograd saves is kept as it is, if a checkpoint would otherwise take it."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if top is None or top[0].__module__ != "torch.utils.checkpoint":
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
 def at_end_of_backward(function):
@@ -62,6 +71,7 @@ __all__ = [
     "AsyncCollectiveTensor",
     "NoDispatch",
     "NoTorchFunction",
+    "at_end_of_backward",
     "dtensor_from_local",
     "fused_attention",
     "fused_encoder_layer",
@@ -69,7 +79,6 @@ __all__ = [
     "group_named",
     "has_hooks",
     "is_nothing",
-    "is_traceable_wrapper_subclass",
     "keeps_graph",
     "make_wrapper_subclass",
     "mask_is_left_aligned",
@@ -77,6 +86,7 @@ __all__ = [
     "no_torch_function",
     "pad",
     "release_groups",
+    "unseen_by_checkpoints",
     "wait",
     "wire",
 ]

@@ -11,7 +11,8 @@ autograd, where values are global and torch's own derivative applies.
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from core._torch import NoTorchFunction
 from core.errors import MissingShardPatch, ShardingError
 from core.fallback import fallback
-from core.gradients import accumulating
+from core.gradients import running
 from core.redistribute import move
 from core.region import pairs, run
 from core.shard_tensor import ShardTensor, as_shards, check_promotion, promote
@@ -261,10 +262,10 @@ def above(func, types, args, kwargs):
         return out
     if HANDLERS and (handler := HANDLERS.get(func) or HANDLERS.get(str(func))):
         return handler(func, types, args, kwargs)
-    if func in _COMPOSED:
-        return _COMPOSED[func](*args, **kwargs)
     if args and not isinstance(args[0], ShardTensor) and _writes_by_name(func):
         _refuse_plain_target(func, args, kwargs)
+    if func in _COMPOSED:
+        return _COMPOSED[func](*args, **kwargs)
     tensors = []
     rule = RULES.get(func)
     if rule is not None and (isinstance(func, _ATEN) or kwargs.get("out") is not None):
@@ -327,15 +328,15 @@ def _writes_by_name(func):
 def _refuse_plain_target(func, args, kwargs):
     """A plain tensor with a history would not learn of a write from ShardTensors: its wrapper would."""
     target, tensors = args[0], []
-    if isinstance(target, torch.Tensor) and not isinstance(target, DTensor) and torch.is_grad_enabled():
-        if target.requires_grad:
-            _collect((*args[1:], *kwargs.values()), tensors)
-            raise ShardingError(
-                "writes ShardTensors into a plain tensor whose gradient is recorded",
-                op=_name(func),
-                operands=[tuple(target.shape), *(t._spec for t in _shards(tensors))],
-                remedy="Compute out of place, or make the target a ShardTensor first (scatter_tensor, or x.new_zeros).",
-            )
+    plain = isinstance(target, torch.Tensor) and not isinstance(target, DTensor)
+    if plain and target.requires_grad and torch.is_grad_enabled():
+        _collect((*args[1:], *kwargs.values()), tensors)
+        raise ShardingError(
+            "writes ShardTensors into a plain tensor whose gradient is recorded",
+            op=_name(func),
+            operands=[tuple(target.shape), *(t._spec for t in _shards(tensors))],
+            remedy="Compute out of place, or make the target a ShardTensor first (scatter_tensor, or x.new_zeros).",
+        )
 
 
 # -- the autograd engine, and what it holds ---------------------------------------------------------------------------
@@ -356,7 +357,7 @@ def _seeds(outputs, grads):
 def _grad(outputs, inputs, grad_outputs=None, *, materialize_grads=False, allow_unused=None, **kwargs):
     allow_unused = bool(allow_unused or materialize_grads)
     seeds = _seeds(outputs, grad_outputs)
-    with accumulating(False):  # what is asked for goes to the caller
+    with running(stores=False):  # what is asked for goes to the caller
         found = torch.autograd.grad(_edges(outputs), _edges(inputs), seeds, allow_unused=allow_unused, **kwargs)
     if materialize_grads:
         found = tuple(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found))
@@ -367,7 +368,7 @@ def _grad(outputs, inputs, grad_outputs=None, *, materialize_grads=False, allow_
 def _backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None):
     inputs = _edges(inputs) if inputs is not None else None
     seeds = _seeds(tensors, grad_tensors)
-    with accumulating(inputs is None and not create_graph):
+    with running(stores=inputs is None and not create_graph):
         torch.autograd.backward(_edges(tensors), seeds, retain_graph, create_graph, inputs=inputs)
 
 
@@ -411,6 +412,15 @@ def _with_dtensors(func, args, kwargs, tensors):
     return _call(func, args, kwargs, values)
 
 
+_HOLE = torch.empty(0)
+
+
+def _emptied(args, kwargs):
+    """The arguments without their tensors, which a node of the graph must not keep alive."""
+    holes = repeat(_HOLE)
+    return _fill(args, holes), dict(zip(kwargs, _fill(kwargs.values(), holes))) if kwargs else kwargs
+
+
 def _run_above(rule, func, args, kwargs, tensors, key):
     for t in tensors:
         if not isinstance(t, ShardTensor):
@@ -419,12 +429,13 @@ def _run_above(rule, func, args, kwargs, tensors, key):
             return _call(func, args, kwargs, [_settled(t, rule.pending) for t in tensors])
     plan = _cached(key) or _plan(rule, func, args, kwargs, tensors, key)
     compute = plan.local or func
+    args, kwargs = _emptied(args, kwargs)
     with NoTorchFunction():
         values = [_placed(t, spec) for t, spec in zip(tensors, plan.inputs)]
         if plan.final is not TARGET:
-            out = run(plan, lambda inner: _call(compute, args, kwargs, inner), values)
+            out = run(plan, partial(_call, compute, args, kwargs), values)
             return _with_names(func, out) if type(out) is tuple else out
-        result = run(plan._replace(final=None), lambda inner: _call(compute, args, kwargs, inner), values)
+        result = run(plan._replace(final=None), partial(_call, compute, args, kwargs), values)
     return tensors[0].copy_(result)
 
 

@@ -83,30 +83,57 @@ def _kept(a):
 
 
 class _Pass:
-    """The running backward passes of ShardTensors, and their open buckets."""
+    """One backward pass that stores its gradients: its open buckets, and the leaves that were promised a sum."""
 
-    depth = 0
-    buckets: dict = {}
-    leaves: list = []
+    def __init__(self):
+        self.buckets, self.leaves = {}, []
+
+    def open_bucket(self, mesh, term):
+        key = id(mesh), term.dtype, term.device
+        bucket = self.buckets.get(key)
+        if bucket is None or bucket.pending is not None:
+            bucket = self.buckets[key] = _Bucket(mesh)
+        return bucket
+
+    def promise(self, term, leaf, bucket, index):
+        if not self.leaves:
+            at_end_of_backward(self.keep)
+        self.leaves.append(leaf)
+        return Promise(term, bucket, index)
+
+    def keep(self):
+        for bucket in self.buckets.values():
+            bucket.send()
+        for leaf in self.leaves:
+            if isinstance(leaf.grad, Promise):
+                leaf.grad = leaf.grad.value()
+
+    def drop(self):
+        """After an error: the sums may never have been sent."""
+        for leaf in self.leaves:
+            if isinstance(leaf.grad, Promise):
+                leaf.grad = None
 
 
-class accumulating:
-    """While ``loss.backward()`` runs: gradients of plain leaves go to ``.grad`` and nowhere else."""
+_running: _Pass | None = None
 
-    def __init__(self, nowhere_else):
-        self.counts = nowhere_else
+
+class running:
+    """A backward pass. Each has its own promises, also one inside another; one whose gradients go elsewhere than to
+    ``.grad`` makes none."""
+
+    def __init__(self, stores):
+        self.it = _Pass() if stores else None
 
     def __enter__(self):
-        """Each pass has its own promises, also one that runs inside another."""
-        self.outer = _Pass.depth, _Pass.buckets, _Pass.leaves
-        _Pass.depth, _Pass.buckets, _Pass.leaves = bool(self.counts), {}, []
+        global _running
+        self.outer, _running = _running, self.it
 
     def __exit__(self, *error):
-        leaves = _Pass.leaves
-        _Pass.depth, _Pass.buckets, _Pass.leaves = self.outer
-        for leaf in leaves if error[0] is not None else ():
-            if isinstance(leaf.grad, Promise):
-                leaf.grad = None  # the sum may never have been sent
+        global _running
+        _running = self.outer
+        if error[0] is not None and self.it:
+            self.it.drop()
 
 
 def gather_in_buckets(module):
@@ -119,47 +146,20 @@ def summed(terms, weights, mesh):
     """The sums over ``mesh`` of the local ``terms`` of the gradients of plain ``weights``."""
     if mesh.size() == 1:
         return terms
-    later = _Pass.depth and not torch.compiler.is_compiling()
+    later = None if torch.compiler.is_compiling() else _running
     own, places = {}, []
     for term, w in zip(terms, weights):
         marked = later and getattr(w, "_in_bucket", False)
-        bucket = _open_bucket(mesh, term) if marked else own.setdefault(term.dtype, _Bucket(mesh))
+        bucket = later.open_bucket(mesh, term) if marked else own.setdefault(term.dtype, _Bucket(mesh))
         places.append((bucket, bucket.add(term)))
-    for bucket in own.values():
-        bucket.send()
-    for bucket in list(_Pass.buckets.values()):
-        if bucket.nbytes >= _BUCKET:
+    for bucket, _ in places:
+        if bucket in own.values() or bucket.nbytes >= _BUCKET:
             bucket.send()
     return [
-        _promise(term, w, *place) if later and _only_stored(w) else place[0].values()[place[1]]
-        for term, w, place in zip(terms, weights, places)
+        later.promise(term, w, bucket, i) if later and _only_stored(w) else bucket.values()[i]
+        for term, w, (bucket, i) in zip(terms, weights, places)
     ]
-
-
-def _open_bucket(mesh, term):
-    key = id(mesh), term.dtype, term.device
-    bucket = _Pass.buckets.get(key)
-    if bucket is None or bucket.pending is not None:
-        bucket = _Pass.buckets[key] = _Bucket(mesh)
-    return bucket
 
 
 def _only_stored(w):
     return w.is_leaf and w.grad is None and not has_hooks(w)
-
-
-def _promise(term, leaf, bucket, index):
-    if not _Pass.leaves:
-        at_end_of_backward(_keep_promises)
-    _Pass.leaves.append(leaf)
-    return Promise(term, bucket, index)
-
-
-def _keep_promises():
-    for bucket in _Pass.buckets.values():
-        bucket.send()
-    _Pass.buckets.clear()
-    leaves, _Pass.leaves = _Pass.leaves, []
-    for leaf in leaves:
-        if isinstance(leaf.grad, Promise):
-            leaf.grad = leaf.grad.value()

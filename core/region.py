@@ -4,10 +4,12 @@ Forward and backward run on plain local tensors, collectives included. The node'
 so a second derivative is the derivative of the local backward.
 """
 
+import weakref
+
 import torch
 from torch.autograd import Function
 
-from core._torch import NoTorchFunction, is_nothing, keeps_graph
+from core._torch import NoTorchFunction, is_nothing, keeps_graph, unseen_by_checkpoints
 from core.gradients import summed
 from core.redistribute import move
 from core.shard_tensor import Plain, ShardTensor, as_shards, local_cotangent
@@ -52,64 +54,84 @@ def _detached(outs):
 
 
 class Region(Function):
+    """The local graph hangs on a tensor that is saved and on nothing else: whatever drops or keeps saved tensors
+    (a checkpoint) does so with all that the graph holds. The saved operands are looked at only where it is gone: torch
+    would take a write into one that the graph does not need for an error."""
+
     @staticmethod
     def forward(ctx, plan, compute, *tensors):
-        inner = []
-        for t in tensors:
-            value = _local(t).detach()
-            inner.append(value.requires_grad_() if t.requires_grad else value)
-        with torch.enable_grad():
-            outs = compute(inner)
-        ctx.plan, ctx.compute, ctx.inner = plan, compute, inner
-        ctx.outs = outs if isinstance(outs, tuple) else tuple(outs) if isinstance(outs, list) else (outs,)
+        token = torch.empty(0)
+        token.graph = _LocalGraph(compute, tensors)
+        outs = token.graph.outs
+        ctx.plan, ctx.compute, ctx.graph = plan, compute, weakref.ref(token.graph)
         ctx.weights = [None if isinstance(t, ShardTensor) else t for t in tensors]
-        ctx.save_for_backward(*tensors)  # for a second derivative; they share their memory with ``inner``
+        ctx.save_for_backward(*tensors, token)
         ctx.set_materialize_grads(False)
-        return handed_out(_detached(outs), plan.outputs, plan.final)
+        return handed_out(_detached(outs if isinstance(outs, tuple) else outs[0]), plan.outputs, plan.final)
 
     @staticmethod
     def backward(ctx, *grads):
+        graph = ctx.graph() or _graph_again(ctx)
+        inner, outs = graph.inner, graph.outs
         specs = ctx.plan.outputs
-        specs = specs if isinstance(specs, (tuple, list)) else (specs,) * len(ctx.outs)
-        live = [i for i, (o, g) in enumerate(zip(ctx.outs, grads)) if g is not None and o.requires_grad]
-        wanted = [i for i, t in enumerate(ctx.inner) if t.requires_grad and ctx.needs_input_grad[i + 2]]
-        results = [None] * len(ctx.inner)
+        specs = specs if isinstance(specs, (tuple, list)) else (specs,) * len(outs)
+        live = [i for i, (o, g) in enumerate(zip(outs, grads)) if g is not None and o.requires_grad]
+        wanted = [i for i, t in enumerate(inner) if t.requires_grad and ctx.needs_input_grad[i + 2]]
+        results = [None] * len(inner)
         if live and wanted:
-            again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-            found = (_differentiable if again else _gradients)(ctx, live, wanted, specs, grads)
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                found = _differentiable(ctx, live, wanted, specs, grads)
+            else:
+                found = _gradients(ctx, live, wanted, specs, grads, inner, outs)
             for i, g in zip(wanted, found):
                 results[i] = g
         return None, None, *results
 
 
-def _gradients(ctx, live, wanted, specs, grads):
-    inner = torch.autograd.grad(
-        [ctx.outs[i] for i in live],
-        [ctx.inner[i] for i in wanted],
+def _graph_again(ctx):
+    """A checkpoint recomputes its whole block, this region too, when it is asked for a saved tensor; what else keeps
+    saved tensors elsewhere (``save_on_cpu``) gives the operands back, from which the graph is built."""
+    *tensors, token = ctx.saved_tensors
+    return getattr(token, "graph", None) or _LocalGraph(ctx.compute, tensors)
+
+
+class _LocalGraph:
+    """Local operands as leaves, and the results computed from them. A checkpoint around us keeps its hands off what
+    the local graph saves: it recomputes the region as a whole."""
+
+    def __init__(self, compute, tensors):
+        self.inner = []
+        for t in tensors:
+            value = _local(t).detach()
+            self.inner.append(value.requires_grad_() if t.requires_grad else value)
+        with torch.enable_grad(), unseen_by_checkpoints():
+            outs = compute(self.inner)
+        self.outs = outs if isinstance(outs, tuple) else tuple(outs) if isinstance(outs, list) else [outs]
+
+
+def _gradients(ctx, live, wanted, specs, grads, inner, outs):
+    found = torch.autograd.grad(
+        [outs[i] for i in live],
+        [inner[i] for i in wanted],
         [local_cotangent(grads[i], specs[i]) for i in live],
         allow_unused=True,
         retain_graph=keeps_graph(),
     )
-    inner = [torch.zeros_like(ctx.inner[i]) if g is None or is_nothing(g) else g for i, g in zip(wanted, inner)]
-    found, plain = [], []
-    for i, g in zip(wanted, inner):
-        if ctx.weights[i] is None:
-            found.append(ShardTensor(g, ctx.plan.inputs[i].cotangent()))
-        else:
-            plain.append(len(found))
-            found.append(g)
+    found = [torch.zeros_like(inner[i]) if g is None or is_nothing(g) else g for i, g in zip(wanted, found)]
+    plain = [j for j, i in enumerate(wanted) if ctx.weights[i] is not None]
     if plain:
         weights = [ctx.weights[wanted[j]] for j in plain]
         sums = summed([found[j] for j in plain], weights, ctx.plan.inputs[wanted[plain[0]]].mesh)
         for j, g in zip(plain, sums):
             found[j] = g
-    return found
+    cut = [ctx.weights[i] is None for i in wanted]
+    return [ShardTensor(g, ctx.plan.inputs[i].cotangent()) if c else g for i, g, c in zip(wanted, found, cut)]
 
 
 # -- second derivatives ----------------------------------------------------------------------------------------------
 def _differentiable(ctx, live, wanted, specs, grads):
     """The gradients as results of a region of their own, in which the local graph is built anew."""
-    tensors, inputs = ctx.saved_tensors, ctx.plan.inputs
+    tensors, inputs = ctx.saved_tensors[:-1], ctx.plan.inputs
     seeds = [specs[i].cotangent() for i in live]
     cotangents = [as_shards(grads[i], s.mesh).redistribute_to(s) for i, s in zip(live, seeds)]
 

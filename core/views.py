@@ -13,6 +13,7 @@ from core._torch import NoTorchFunction
 from core.spec import contiguous_stride
 
 _orders: dict = {}
+_MOST_ORDERS = 20_000
 
 
 def is_copy(tensor):
@@ -39,6 +40,8 @@ def _orders_after(key, call, source):
     order = getattr(source, "_order", None)
     try:
         if (key, order) not in _orders:
+            if len(_orders) >= _MOST_ORDERS:  # shapes that change every step would fill it
+                _orders.clear()
             out = call(_stand_in(source, order))
             out = out if isinstance(out, (tuple, list)) else [out]
             _orders[key, order] = [None if o.stride() == contiguous_stride(o.shape) else o.stride() for o in out]

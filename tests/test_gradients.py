@@ -1,5 +1,7 @@
 """Gradients of plain weights travel together, and whoever reads one sees the finished sum."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -105,12 +107,63 @@ def _a_broken_pass_leaves_nothing(meshes):
     x.register_hook(lambda g: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         net(x).backward()
-    assert not gradients._Pass.leaves and not gradients._Pass.buckets and not gradients._Pass.depth
+    assert gradients._running is None
+    assert all(p.grad is None or type(p.grad) is torch.Tensor for p in net.parameters())
     net.zero_grad()
     same(run(net, meshes["2"])[0], run(make(), None)[0])
 
 
-CASES = [_are_those_of_one_process, _travel_together, _readers_see_the_sum, _a_broken_pass_leaves_nothing]
+def _passes_inside_passes(meshes):
+    """A hook that runs a pass of its own, and one that fails and is caught; a Function that asks for a gradient."""
+    x = scatter_tensor(torch.randn(2, 7, 6).double(), None, meshes["2"], [Shard(1)], requires_grad=True)
+
+    def hook(g):
+        inner = make()
+        with torch.enable_grad():
+            inner(x.detach()).backward()
+            assert all(type(p.grad) is torch.Tensor for p in inner.parameters())
+            y = nn.functional.linear(x.detach(), inner.scale.diag())
+            y.register_hook(lambda g: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                y.sum().backward()
+        return g
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            ctx.save_for_backward(t)
+            return t * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            w = torch.ones(6, 6, dtype=torch.float64, requires_grad=True)
+            with torch.enable_grad():
+                loss = nn.functional.linear(ctx.saved_tensors[0].detach(), w).square().sum()
+            (asked,) = torch.autograd.grad(loss, w)
+            assert type(asked) is torch.Tensor
+            return grad * 2
+
+    for together in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()
+        if together:
+            gradients.gather_in_buckets(net)
+        h = net[1](net[0](x))
+        h.register_hook(hook)
+        net[2](Asks.apply(h)).square().mean().backward()
+        plain = copy.deepcopy(net)
+        plain.zero_grad()
+        plain[2](plain[1](plain[0](x.detach().full_tensor())) * 2).square().mean().backward()
+        same([p.grad for p in net.parameters()], [p.grad for p in plain.parameters()])
+
+
+CASES = [
+    _are_those_of_one_process,
+    _travel_together,
+    _readers_see_the_sum,
+    _passes_inside_passes,
+    _a_broken_pass_leaves_nothing,
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__.strip("_"))

@@ -1,10 +1,14 @@
 """Modes around a model: autocast, memory formats, inference, recomputation; and what code asks of any tensor."""
 
+import gc
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from strict import check, cut, draw, same, strictly, whole
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -136,9 +140,46 @@ def recomputed(meshes, reentrant):
     assert again_forward == plain_forward > 0 and again_backward == plain_backward + plain_forward, counts
 
 
-@pytest.mark.parametrize("reentrant", [True])
+@pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoint_recomputes_once(pool, reentrant):
     pool.run(recomputed, reentrant)
+
+
+def _note_memory(seen, module, args, out):
+    seen.append(StorageWeakRef(out._local_tensor.untyped_storage()))
+
+
+@strictly
+def forgotten(meshes, reentrant):
+    """What a checkpointed block computes on the way is freed when it is done, and kept without a checkpoint."""
+    for checkpointed in (False, True):
+        model, x = conv_net().double(), cut(draw(2, 3, 9), meshes["2"], 2, requires_grad=True)
+        seen = []
+        for layer in model[:-1]:
+            layer.register_forward_hook(partial(_note_memory, seen))
+        out = checkpoint(model, x, use_reentrant=reentrant) if checkpointed else model(x)
+        gc.collect()
+        assert [s.expired() for s in seen] == [checkpointed] * 3, (checkpointed, reentrant)
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_frees(pool, reentrant):
+    pool.run(forgotten, reentrant)
+
+
+def offloaded(model, x):
+    with torch.autograd.graph.save_on_cpu():
+        return model(x)
+
+
+@strictly
+def kept_elsewhere(meshes):
+    check(lambda: conv_net().double(), draw(2, 3, 9), meshes["2"], 2, offloaded)
+
+
+def test_saved_tensors_kept_elsewhere(pool):
+    pool.run(kept_elsewhere)
 
 
 # -- a tensor among tensors -------------------------------------------------------------------------------------------

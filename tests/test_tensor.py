@@ -168,7 +168,10 @@ def _writes_reach_what_they_would(meshes):
         with pytest.raises(ShardingError, match="copy"):
             view(x.clone()).add_(1)
     target = torch.ones(7, 3, dtype=torch.float64, requires_grad=True) * 2
-    for write in (target.mul_, target.copy_, lambda s: target.__setitem__(slice(0, 7), s)):
+    writes = [target.mul_, target.copy_, target.__imul__, lambda s: target.__setitem__(slice(0, 7), s)]
+    writes += [lambda s: target.masked_scatter_(s > 0, s), lambda s: target.masked_fill_(s > 0, 1.0)]
+    writes += [lambda s: target.index_add_(0, torch.arange(7), s), lambda s: target.clamp_(min=s.detach())]
+    for write in writes:
         with pytest.raises(ShardingError, match="plain tensor"):
             write(x)
     buffer = torch.zeros(7, 3, dtype=torch.float64)
