@@ -22,7 +22,7 @@ from core import collectives as c
 from core._torch import NoTorchFunction, dtensor_from_local, make_wrapper_subclass, wait
 from core.errors import ShardingError, UndeterminedShardingError
 from core.redistribute import move
-from core.spec import ShardTensorSpec, make_spec, replicated_spec
+from core.spec import ShardTensorSpec, make_spec, memory_format_of, replicated_spec
 
 _MOST_DIMS = 16  # that from_local compares
 
@@ -464,7 +464,7 @@ def _send_parts(tensor, src, mesh, placements, global_shape, dtype, sizes):
     facts = [None]
     if dist.get_rank() == src:
         source = tensor.detach() if dtype is None else tensor.detach().to(dtype)
-        facts = [(tuple(source.shape), source.dtype, _memory_format(source))]
+        facts = [(tuple(source.shape), source.dtype, memory_format_of(source))]
     facts = _tell(facts, src, mesh)
     shape, dtype, memory_format = facts
     if global_shape is not None and tuple(global_shape) != shape:
@@ -502,13 +502,6 @@ def _tell(facts, src, mesh):
 
 def _coordinate(mesh, rank):
     return tuple((mesh.mesh == rank).nonzero()[0].tolist())
-
-
-def _memory_format(x):
-    for fmt, ndim in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
-        if x.ndim == ndim and x.is_contiguous(memory_format=fmt) and not x.is_contiguous():
-            return fmt
-    return torch.contiguous_format
 
 
 from core import dispatch  # noqa: E402  (dispatch needs the class, the class needs dispatch only when called)

@@ -270,6 +270,13 @@ def _channels_last(local):
     return local.ndim in formats and local.is_contiguous(memory_format=formats[local.ndim])
 
 
+def memory_format_of(tensor):
+    """Channels-last where that is the order of a plain tensor, contiguous otherwise."""
+    if tensor.is_contiguous() or not _channels_last(tensor):
+        return torch.contiguous_format
+    return torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
+
+
 def _placement_text(placement, sizes):
     return f"Shard({placement.dim}) {list(sizes)}" if sizes is not None else type(placement).__name__
 

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from cases import case, refuse
+from cases import case, refuse, tensors_of
 
 S, I, V = (2, 3, 13), (2, 3, 9, 8), (2, 2, 6, 5, 4)
 SPATIAL = {1: ((2,), (0,)), 2: ((2,), (3,)), 3: ((2,), (4,))}
@@ -24,16 +24,12 @@ def windows(name, function, calls, shape=I, cuts=SPATIAL[2], cuts2=BOTH, **kwarg
     """One row of several calls, each a pair of positional and named arguments."""
     case(
         name,
-        lambda x: tuple(o for a, k in calls for o in _tuple(function(x, *a, **k))),
+        lambda x: tuple(o for a, k in calls for o in tensors_of(function(x, *a, **k))),
         (shape,),
         cuts,
         cuts2=cuts2,
         **kwargs,
     )
-
-
-def _tuple(out):
-    return out if isinstance(out, tuple) else (out,)
 
 
 def call(*args, **kwargs):

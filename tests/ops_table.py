@@ -90,6 +90,8 @@ def _messages(row, mesh, dims):
     cut = [cut_operand(x, mesh, d, "chunk") for x, d in zip(operands(row, 0, "cpu"), dims)]
     with trace() as forward:
         outs = [o for o in tensors_of(row.fn(*cut)) if isinstance(o, torch.Tensor) and o.requires_grad]
+    if row.wire is not None:
+        assert tuple(forward.kinds()) == row.wire, f"cut {dims} sent {forward.kinds()}, expected {row.wire}"
     with trace() as backward:
         if outs:
             torch.autograd.backward(outs, [torch.ones_like(o) for o in outs])

@@ -11,8 +11,6 @@ from cases import cut, load, operands, tensors_of
 from core import ShardTensor
 
 FAMILIES = ("cases_basic", "cases_products", "cases_reduction")
-# torch itself has no second derivative, or it is zero everywhere and the engine has nothing to walk through
-NOT_TWICE: dict[str, str] = {}
 
 
 def penalty(row, args):
@@ -32,7 +30,7 @@ def penalty(row, args):
 def twice(meshes, mesh_name, family):
     mesh, wrong, done = meshes[mesh_name], [], 0
     for row in load().values():
-        if row.family != family or row.name in NOT_TWICE:
+        if row.family != family:
             continue
         for dims in row.cuts2 if mesh.ndim == 2 else row.cuts:
             plain = operands(row, 5, "cpu")

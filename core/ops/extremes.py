@@ -48,17 +48,18 @@ def _low(func):
     return "min" in func.__name__
 
 
-def _not_empty(func, x, dims):
+def _over(func, x, dim, keepdim):
+    """Reduced dims, spec of the result, and the axes that cut a reduced dim."""
+    dims = reduced_dims(x, dim)
     if not count_of(x, dims):
         raise ShardingError("no values to choose from", op=func.__name__, operands=[x])
+    return dims, *reduced(x, dims, keepdim)
 
 
 @op(aten.amax, aten.amin, aten.max.default, aten.min.default)
 def extreme(func, x, dim=(), keepdim=False):
     """Torch's own derivative shares the gradient among all positions that attain the extreme."""
-    dims = reduced_dims(x, dim)
-    out, axes = reduced(x, dims, keepdim)
-    _not_empty(func, x, dims)
+    dims, out, axes = _over(func, x, dim, keepdim)
     if not axes:
         return Plan((x,), out)
     low, groups = _low(func), groups_of(x, axes)
@@ -71,9 +72,7 @@ def extreme(func, x, dim=(), keepdim=False):
 
 @op(aten.aminmax)
 def aminmax(func, x, *, dim=None, keepdim=False):
-    dims = reduced_dims(x, dim)
-    out, axes = reduced(x, dims, keepdim)
-    _not_empty(func, x, dims)
+    dims, out, axes = _over(func, x, dim, keepdim)
     groups = groups_of(x, axes)
 
     def local(t, **k):
@@ -100,9 +99,7 @@ def _found(t, dim, low, place, groups):
 @op(aten.argmax, aten.argmin)
 def argument(func, x, dim=None, keepdim=False):
     """Without a dim the index is that of the flattened whole."""
-    dims = reduced_dims(x, dim)
-    out, axes = reduced(x, dims, keepdim)
-    _not_empty(func, x, dims)
+    dims, out, axes = _over(func, x, dim, keepdim)
     if not axes:
         return Plan((x,), out)
     low, groups = _low(func), groups_of(x, axes)
@@ -153,9 +150,8 @@ class _Chosen(torch.autograd.Function):
 @op(aten.max.dim, aten.min.dim)
 def extreme_along(func, x, dim, keepdim=False):
     """Values and indices along one dim."""
-    (d,) = dims = reduced_dims(x, dim)
-    out, axes = reduced(x, dims, keepdim)
-    _not_empty(func, x, dims)
+    dims, out, axes = _over(func, x, dim, keepdim)
+    (d,) = dims
     if not axes:
         return Plan((x,), (out, out))
     low, groups, start = _low(func), groups_of(x, axes), x.local_range(d)[0]

@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 
 from core import collectives as c
+from core.spec import memory_format_of
 
 
 def fetch(t, dim, sizes, ranges, group):
@@ -42,7 +43,7 @@ def join(t, dim, sizes, before, parts, after, group):
     if any(low < high for ranges in wanted for low, high in ranges):
         got = c.exchange(torch.view_as_real(t) if t.is_complex() else t, dim, sizes, wanted, group)
         got = torch.view_as_complex(got.contiguous()) if t.is_complex() else got  # gloo trades real numbers only
-        got = got.contiguous(memory_format=_memory_format(t))  # torch.cat keeps a format that all its operands have
+        got = got.contiguous(memory_format=memory_format_of(t))  # torch.cat keeps a format that all its operands have
         n = sum(high - low for low, high in before[group.rank])
         first, last = got.narrow(dim, 0, n), got.narrow(dim, n, got.shape[dim] - n)
         middle = len(parts) // 2
@@ -57,11 +58,4 @@ def _range(low, high):
 def _zeros(t, dim, rows):
     shape = list(t.shape)
     shape[dim] = rows
-    return t.new_zeros(shape).contiguous(memory_format=_memory_format(t))
-
-
-def _memory_format(t):
-    for memory_format, ndim in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
-        if t.ndim == ndim and t.is_contiguous(memory_format=memory_format) and not t.is_contiguous():
-            return memory_format
-    return torch.contiguous_format
+    return t.new_zeros(shape).contiguous(memory_format=memory_format_of(t))

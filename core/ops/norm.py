@@ -13,7 +13,7 @@ from core.errors import ShardingError
 from core.ops.halo import fetch
 from core.ops.normalise import Normalise, Over, OverBlocks
 from core.ops.pointwise import operand
-from core.ops.reduction import finish_local
+from core.ops.reduction import count_of, finish_local
 from core.spec import PARTIAL
 
 aten = torch.ops.aten
@@ -33,17 +33,13 @@ def _trailing(func, x, normalized_shape):
     return dims, [axis for axis, dim in x.cuts() if dim in dims]
 
 
-def _count(x, dims):
-    return math.prod(x.shape[d] for d in dims)
-
-
 @op(F.layer_norm, torch.layer_norm, names=("input", "normalized_shape", "weight", "bias", "eps"))
 def layer_norm(func, x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     dims, axes = _trailing(func, x, normalized_shape)
     inputs = (x, *(operand(s, x) for s in (weight, bias) if s is not None))
     if not axes:
         return Plan(inputs, x)
-    over = Over(dims, _count(x, dims), [c.axis_group(x.mesh, a) for a in axes])
+    over = Over(dims, count_of(x, dims), [c.axis_group(x.mesh, a) for a in axes])
 
     def local(t, shape, weight=None, bias=None, *args, **kwargs):
         return Normalise.apply(t, weight, bias, over, eps, True, _result_dtype(t))[0]
@@ -57,7 +53,7 @@ def rms_norm(func, x, normalized_shape, weight=None, eps=None):
     inputs = (x, *((operand(weight, x),) if weight is not None else ()))
     if not axes:
         return Plan(inputs, x)
-    over = Over(dims, _count(x, dims), [c.axis_group(x.mesh, a) for a in axes])
+    over = Over(dims, count_of(x, dims), [c.axis_group(x.mesh, a) for a in axes])
 
     def local(t, shape, weight=None, eps=eps):
         eps = torch.finfo(torch.promote_types(t.dtype, torch.float32)).eps if eps is None else eps
