@@ -23,6 +23,8 @@ def _serve(rank, world, device, store, pipe):
     import torch
     import torch.distributed as dist
 
+    from core.dispatch import HANDLERS, RULES
+
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -39,11 +41,16 @@ def _serve(rank, world, device, store, pipe):
         if task is None:
             break
         function, args = task
+        registered = [(table, dict(table)) for table in (RULES, HANDLERS)]
         try:
             torch.manual_seed(0)
             pipe.send((True, function(meshes, *args)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
+        for table, kept in registered:  # what a case registers ends with it
+            if table != kept:
+                table.clear()
+                table.update(kept)
     dist.destroy_process_group()
 
 
