@@ -32,6 +32,19 @@ def unseen_by_checkpoints():
     return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
+def in_its_pass(operator, *args):
+    """Sends a message, which a compiled backward pass keeps to itself. The compiler would put what does not depend on
+    incoming gradients into the forward pass, on the ranks where that is so, and the ranks would send out of step."""
+    meta = torch.fx.traceback.current_meta
+    if meta.get("partitioner_tag") != "is_backward":
+        return operator(*args)
+    meta["partitioner_tag"] = "must_be_in_backward"
+    try:
+        return operator(*args)
+    finally:
+        meta["partitioner_tag"] = "is_backward"
+
+
 def at_end_of_backward(function):
     """Calls ``function`` when the running backward pass is done."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
@@ -78,6 +91,7 @@ __all__ = [
     "group_name",
     "group_named",
     "has_hooks",
+    "in_its_pass",
     "is_nothing",
     "keeps_graph",
     "make_wrapper_subclass",

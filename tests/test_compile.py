@@ -1,0 +1,46 @@
+"""Whole models of shards compile into one graph, and give the numbers of one process."""
+
+import pytest
+import torch
+from torch.distributed.tensor import Shard
+
+from apps.aero.model import ModelConfig, Transolver
+from benchmarks.models import ConvNet, ViT
+from core import ShardTensor, scatter_tensor
+
+MODELS = {
+    "vit": (lambda: ViT(32, width=32, depth=2, heads=4, classes=10), (2, 3, 32, 32), 2, (24, 8)),
+    "convolutions": (lambda: ConvNet(width=8, depth=2, groups=4), (1, 8, 12, 12), 2, (9, 3)),
+    "transolver": (
+        lambda: Transolver(ModelConfig(features=6, outputs=4, width=32, layers=2, heads=4, slices=16)),
+        (1, 50, 6), 1, (46, 4),
+    ),
+}  # fmt: skip
+
+
+def _step(model, weights, x):
+    """Output and all gradients, whole."""
+    for p in weights:
+        p.grad = None
+    y = model(x)
+    y.square().mean().backward()
+    found = [y.detach(), x.grad, *[p.grad for p in weights]]
+    return [t.full_tensor() if isinstance(t, ShardTensor) else t for t in found]
+
+
+def whole_model(meshes, name, backend):
+    """The ranks' pieces of compiled graph differ (uneven cuts, gradients that begin on one rank); their messages not."""
+    make, shape, dim, sizes = MODELS[name]
+    torch._dynamo.reset()
+    model, x = make().double(), torch.randn(shape, dtype=torch.float64)
+    weights = list(model.parameters())
+    expected = _step(model, weights, x.clone().requires_grad_())
+    part = scatter_tensor(x, None, meshes["2"], [Shard(dim)], sizes={0: sizes}, requires_grad=True)
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
+    for got, wanted in zip(_step(compiled, weights, part), expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_whole_model(pool, name):
+    pool.run(whole_model, name, "aot_eager_decomp_partition", timeout=240)
