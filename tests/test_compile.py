@@ -29,7 +29,7 @@ def _step(model, weights, x):
 
 
 def whole_model(meshes, name, backend):
-    """The ranks' pieces of compiled graph differ (uneven cuts, gradients that begin on one rank); their messages not."""
+    """The ranks' compiled graphs differ (uneven cuts, gradients that begin on one rank), their messages not."""
     make, shape, dim, sizes = MODELS[name]
     torch._dynamo.reset()
     model, x = make().double(), torch.randn(shape, dtype=torch.float64)
