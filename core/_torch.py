@@ -45,6 +45,11 @@ def in_its_pass(operator, *args):
         meta["partitioner_tag"] = "is_backward"
 
 
+def transforming():
+    """Whether a transform of torch.func (``vmap``, ``grad``, ``jvp``) is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def at_end_of_backward(function):
     """Calls ``function`` when the running backward pass is done."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
@@ -100,6 +105,7 @@ __all__ = [
     "no_torch_function",
     "pad",
     "release_groups",
+    "transforming",
     "unseen_by_checkpoints",
     "wait",
     "wire",

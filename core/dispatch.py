@@ -19,7 +19,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
-from core._torch import NoTorchFunction
+from core._torch import NoTorchFunction, transforming
 from core.errors import MissingShardPatch, ShardingError
 from core.fallback import fallback
 from core.gradients import running
@@ -203,11 +203,18 @@ def _plan(rule, func, args, kwargs, tensors, key):
     return plan
 
 
-def _translated(error, func, tensors):
-    """In place of a TypeError or NotImplementedError, which Python's operators would swallow, an error that names the
-    operation and its operands."""
+def _raise_again(error, func, tensors):
+    """As an error that names the operation and its operands, where Python's operators would swallow it (TypeError and
+    NotImplementedError) and where a transform of torch.func met the inside of an operation."""
+    problem = f"{type(error).__name__}: {error}"
+    if transforming() and not isinstance(error, ShardingError):
+        problem, remedy = f"inside a transform of torch.func: {problem}", "Use torch.autograd, or a plain tensor."
+    elif isinstance(error, (TypeError, NotImplementedError)):
+        remedy = None
+    else:
+        raise
     operands = [t._spec if isinstance(t, ShardTensor) else tuple(t.shape) for t in tensors]
-    return ShardingError(f"{type(error).__name__}: {error}", op=_name(func), operands=operands)
+    raise ShardingError(problem, op=_name(func), operands=operands, remedy=remedy) from error
 
 
 def _name(func):
@@ -264,7 +271,7 @@ def above(func, types, args, kwargs):
         return handler(func, types, args, kwargs)
     if args and not isinstance(args[0], ShardTensor) and _writes_by_name(func):
         _refuse_plain_target(func, args, kwargs)
-    if func in _COMPOSED:
+    if func in _COMPOSED and not isinstance(func, _ATEN):
         return _COMPOSED[func](*args, **kwargs)
     tensors = []
     rule = RULES.get(func)
@@ -283,8 +290,8 @@ def above(func, types, args, kwargs):
     if rule is not None:
         try:
             return _run_above(rule, func, args, kwargs, tensors, key)
-        except (TypeError, NotImplementedError) as error:
-            raise _translated(error, func, tensors) from error
+        except Exception as error:
+            _raise_again(error, func, tensors)
     promoted = [_needs_promotion(t) for t in tensors]
     with NoTorchFunction():
         if any(promoted):
@@ -491,8 +498,8 @@ def below(func, types, args, kwargs):
             plan = plan or _plan(rule, func, args, kwargs, tensors, key)
         locals_ = [_move_below(t, spec) for t, spec in zip(tensors, plan.inputs)]
         out = _call(plan.local or func, args, kwargs, locals_)
-    except (TypeError, NotImplementedError) as error:
-        raise _translated(error, func, tensors) from error
+    except Exception as error:
+        _raise_again(error, func, tensors)
     if plan.outputs is TARGET:
         return args[0]
     if torch.is_inference_mode_enabled() and _is_view(func) and not tensors[0].is_inference():

@@ -167,6 +167,7 @@ case(
             lambda y: y.unsqueeze_(1).squeeze_(1),
             lambda y: y.unsqueeze_(0).squeeze_(),
             lambda y: y.squeeze_((0, 1)).swapdims_(0, 2),
+            lambda y: torch.ops.aten.unsqueeze_(y, 2),
         )
         for out in _changed(change)(x)
     ),

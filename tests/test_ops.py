@@ -45,6 +45,27 @@ def test_plain_neighborhood_refuses_too():
             neighborhood_attention(x, x, x, kernel)
 
 
+# -- transforms of torch.func -----------------------------------------------------------------------------------------
+def transforms(meshes):
+    """Not a promise of ours, but never a wrong number: what works is right, and what does not says so."""
+    x, w = draw(5, 3), draw(3, 3, seed=1)
+    part = scatter_tensor(x, None, meshes["2"], [Shard(0)], sizes={0: (4, 1)})
+    for right in (
+        torch.func.grad(lambda t: F.layer_norm(F.linear(t, w), (3,)).softmax(0).square().mean()),
+        lambda t: torch.func.vjp(lambda s: s.softmax(0), t)[1](t)[0],
+        torch.func.jacrev(lambda t: (t @ w).sin()),
+        torch.vmap(lambda t: t.sin() @ w),
+        torch.vmap(lambda t: t.sin().sum(), in_dims=1),
+    ):
+        torch.testing.assert_close(right(part).full_tensor(), right(x), atol=1e-12, rtol=1e-12)
+    with pytest.raises(ShardingError, match="transform of torch.func"):
+        torch.func.grad(lambda v: (part @ v).sin().sum())(w)
+
+
+def test_transforms(pool):
+    pool.run(transforms)
+
+
 # -- half precision ---------------------------------------------------------------------------------------------------
 def half_attention(meshes, strategy):
     """The error against fp64 is that of bf16 and does not grow with the number of blocks."""

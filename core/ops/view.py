@@ -5,7 +5,7 @@ import math
 import torch
 from torch.distributed.tensor.placement_types import Shard
 
-from core._torch import NoDispatch
+from core._torch import NoDispatch, NoTorchFunction
 from core.dispatch import Plan, composed, op
 from core.errors import MissingShardPatch, ShardingError
 from core.ops.reduction import reduced_dims
@@ -178,7 +178,7 @@ def _in_place(func, change):
 
     def changed_in_place(x, *args, **kwargs):
         changed = change(x, *args, **kwargs)
-        with NoDispatch():
+        with NoTorchFunction(), NoDispatch():
             func(x, *args, **kwargs)  # the wrapper's own shape
         x._local_tensor, x._spec = changed._local_tensor, changed._spec
         return x
