@@ -271,7 +271,7 @@ def above(func, types, args, kwargs):
         return handler(func, types, args, kwargs)
     if args and not isinstance(args[0], ShardTensor) and _writes_by_name(func):
         _refuse_plain_target(func, args, kwargs)
-    if func in _COMPOSED and not isinstance(func, _ATEN):
+    if func in _COMPOSED:
         return _COMPOSED[func](*args, **kwargs)
     tensors = []
     rule = RULES.get(func)
