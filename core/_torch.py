@@ -16,6 +16,7 @@ wire = torch.ops._c10d_functional
 pad = torch._C._nn.pad  # what compiled code calls for F.pad
 fused_attention = torch._native_multi_head_attention  # what modules call in inference
 fused_encoder_layer = torch._transformer_encoder_layer_fwd
+make_dual = torch._VF._make_dual  # a tensor with a tangent, for forward-mode differentiation
 mask_is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 
 
@@ -45,9 +46,21 @@ def in_its_pass(operator, *args):
         meta["partitioner_tag"] = "is_backward"
 
 
+def transformed(tensor):
+    """Whether a tensor is seen through a transform of torch.func (``vmap``, ``grad``, ``jvp``) or carries a tangent."""
+    if torch._C._functorch.peek_interpreter_stack() is not None and torch._C._functorch.is_functorch_wrapped_tensor(
+        tensor
+    ):
+        return True
+    return (
+        torch.autograd.forward_ad._current_level >= 0
+        and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+    )
+
+
 def transforming():
-    """Whether a transform of torch.func (``vmap``, ``grad``, ``jvp``) is at work."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether a transform of torch.func or forward-mode differentiation is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def at_end_of_backward(function):
@@ -99,12 +112,14 @@ __all__ = [
     "in_its_pass",
     "is_nothing",
     "keeps_graph",
+    "make_dual",
     "make_wrapper_subclass",
     "mask_is_left_aligned",
     "no_modes",
     "no_torch_function",
     "pad",
     "release_groups",
+    "transformed",
     "transforming",
     "unseen_by_checkpoints",
     "wait",

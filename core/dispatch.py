@@ -19,7 +19,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
-from core._torch import NoTorchFunction, transforming
+from core._torch import NoTorchFunction, make_dual, transformed, transforming
 from core.errors import MissingShardPatch, ShardingError
 from core.fallback import fallback
 from core.gradients import running
@@ -204,17 +204,26 @@ def _plan(rule, func, args, kwargs, tensors, key):
 
 
 def _raise_again(error, func, tensors):
-    """As an error that names the operation and its operands, where Python's operators would swallow it (TypeError and
-    NotImplementedError) and where a transform of torch.func met the inside of an operation."""
-    problem = f"{type(error).__name__}: {error}"
-    if transforming() and not isinstance(error, ShardingError):
-        problem, remedy = f"inside a transform of torch.func: {problem}", "Use torch.autograd, or a plain tensor."
-    elif isinstance(error, (TypeError, NotImplementedError)):
-        remedy = None
-    else:
+    """In place of a TypeError or NotImplementedError, which Python's operators would swallow, an error that names the
+    operation and its operands."""
+    if not isinstance(error, (TypeError, NotImplementedError)):
         raise
-    operands = [t._spec if isinstance(t, ShardTensor) else tuple(t.shape) for t in tensors]
-    raise ShardingError(problem, op=_name(func), operands=operands, remedy=remedy) from error
+    raise ShardingError(f"{type(error).__name__}: {error}", op=_name(func), operands=_described(tensors)) from error
+
+
+def _described(tensors):
+    return [t._spec if isinstance(t, ShardTensor) else tuple(t.shape) for t in tensors]
+
+
+def _refuse_transformed(func, tensors):
+    """Nodes of ours have reverse-mode derivatives only: a tangent would get lost on the way."""
+    if func is make_dual or any(transformed(t) for t in tensors if not isinstance(t, ShardTensor)):
+        raise MissingShardPatch(
+            "a transform of torch.func or a forward-mode derivative of shards",
+            op=_name(func),
+            operands=_described(tensors),
+            remedy="Use torch.autograd.grad or backward.",
+        )
 
 
 def _name(func):
@@ -287,6 +296,8 @@ def above(func, types, args, kwargs):
     for t in tensors:
         if isinstance(t, DTensor):
             return _with_dtensors(func, args, kwargs, tensors)
+    if transforming():
+        _refuse_transformed(func, tensors)
     if rule is not None:
         try:
             return _run_above(rule, func, args, kwargs, tensors, key)

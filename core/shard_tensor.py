@@ -135,7 +135,15 @@ class ShardTensor(torch.Tensor):
 
     # -- in and out -----------------------------------------------------------------------------------------------
     @staticmethod
-    def from_local(local_tensor, device_mesh, placements, sharding_shapes="infer", global_shape=None, check=False):
+    def from_local(
+        local_tensor,
+        device_mesh,
+        placements,
+        sharding_shapes="infer",
+        global_shape=None,
+        check=False,
+        grad_placements=None,
+    ):
         """A ShardTensor of which this rank holds ``local_tensor``. Differentiable.
 
         Args:
@@ -144,12 +152,13 @@ class ShardTensor(torch.Tensor):
                 ranks of that axis (or their extents along the sharded dim).
             global_shape: needed for ``"chunk"``; checked otherwise.
             check: compare shapes, sizes and dtypes of all ranks (one small all-gather an axis); raises on all alike.
+            grad_placements: as in :meth:`to_local`, of the gradient that ``local_tensor`` gets.
 
         Raises:
             UndeterminedShardingError: shapes that contradict the placements.
         """
         spec = _spec_of_local(local_tensor, device_mesh, placements, sharding_shapes, global_shape, check)
-        return _FromLocal.apply(local_tensor, spec)
+        return _FromLocal.apply(local_tensor, spec, _cotangent(spec, grad_placements))
 
     @staticmethod
     def from_dtensor(dtensor):
@@ -162,13 +171,18 @@ class ShardTensor(torch.Tensor):
         spec = make_spec(spec.mesh, spec.placements, spec.shape, stride=spec.stride)
         return _ToDTensor.apply(self.redistribute_to(spec))
 
-    def to_local(self):
-        """The plain tensor of this rank. Its gradient comes back as the gradient of this part; for a replicated tensor
-        the gradients of all ranks add up."""
-        return _ToLocal.apply(self)
+    def to_local(self, grad_placements=None):
+        """The plain tensor of this rank. Differentiable.
+
+        Args:
+            grad_placements: what the gradients that come back are, one per axis. By default those of the own part, and
+                where a tensor is replicated equal on all ranks, as when each goes on with the same computation; where
+                each makes something else of it, ``Partial()``: their gradients add up.
+        """
+        return _ToLocal.apply(self, _cotangent(self._spec, grad_placements))
 
     def full_tensor(self):
-        """The whole as a plain tensor on every rank."""
+        """The whole as a plain tensor on every rank. Differentiable; every rank goes on with the same computation."""
         return self.redistribute_to(self._spec.replicated()).to_local()
 
     def redistribute(self, device_mesh=None, placements=None, sizes=None):
@@ -251,28 +265,36 @@ def local_cotangent(grad, spec):
     return move(grad._local_tensor, grad._spec, spec.cotangent())
 
 
+def _cotangent(spec, placements):
+    """What the gradient of a local tensor is; as :meth:`ShardTensor.to_local` says."""
+    if placements is None:
+        return spec.finished()
+    return make_spec(spec.mesh, placements, spec.shape, {a: s for a, s in enumerate(spec.sizes) if s is not None})
+
+
 class _FromLocal(Function):
     @staticmethod
-    def forward(ctx, local, spec):
-        ctx.spec = spec
+    def forward(ctx, local, spec, cotangent):
+        ctx.specs = spec, cotangent
         return ShardTensor(wait(local.detach()), spec)
 
     @staticmethod
     def backward(ctx, grad):
-        spec = ctx.spec.cotangent()
-        return _ToLocal.apply(as_shards(grad, spec.mesh).redistribute_to(spec)), None
+        spec, cotangent = ctx.specs
+        return _ToLocal.apply(as_shards(grad, spec.mesh).redistribute_to(cotangent), spec), None, None
 
 
 class _ToLocal(Function):
     @staticmethod
-    def forward(ctx, x):
-        ctx.spec = x._spec
+    def forward(ctx, x, cotangent):
+        ctx.specs = x._spec, cotangent
         local = wait(x._local_tensor)
         return local.view_as(local)
 
     @staticmethod
     def backward(ctx, grad):
-        return _FromLocal.apply(grad, ctx.spec.cotangent())
+        spec, cotangent = ctx.specs
+        return _FromLocal.apply(grad, cotangent, spec), None
 
 
 class _Redistribute(Function):

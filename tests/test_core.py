@@ -153,11 +153,23 @@ def _gradient_through_local(meshes):
                 x = scatter_tensor(whole, None, mesh, [p], requires_grad=True)
                 y = x.redistribute(placements=[q])
                 cut = scatter_tensor(w, None, mesh, [q])
-                if isinstance(q, Replicate):
-                    (y.to_local() * cut.to_local() / mesh.size()).sum().backward()  # every rank's graph counts
-                else:
-                    (y.to_local() * cut.to_local()).sum().backward()
+                (y.to_local() * cut.to_local()).sum().backward()
                 torch.testing.assert_close(x.grad.full_tensor(), w, atol=1e-6, rtol=1e-6)
+            x.grad = None
+            (x.full_tensor() * w).sum().backward()
+            torch.testing.assert_close(x.grad.full_tensor(), w, atol=1e-6, rtol=1e-6)
+            x.grad = None
+            mine = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+            (mine * w * (mesh.get_local_rank() + 1)).sum().backward()  # every rank makes something else of it
+            total = w * sum(r + 1 for r in range(mesh.size()))
+            torch.testing.assert_close(x.grad.full_tensor(), total, atol=1e-6, rtol=1e-6)
+            whole_and_plain = x.full_tensor().mean(0)  # goes back among the shards
+            x.grad = None
+            (x * whole_and_plain).sum().backward()
+            torch.testing.assert_close(x.grad.full_tensor(), whole.mean(0) + whole.sum(0) / 5 + 0 * w)
+        same_everywhere = w.clone().requires_grad_()
+        (ShardTensor.from_local(same_everywhere, mesh, [Replicate()]) * whole).sum().backward()
+        same(same_everywhere.grad, whole)
         local = torch.full((2, 3), 1.0 + mesh.get_local_rank(), requires_grad=True)
         total = ShardTensor.from_local(local, mesh, [Partial()])
         same(total.full_tensor(), torch.full((2, 3), sum(1.0 + r for r in range(mesh.size()))))

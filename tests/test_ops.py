@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from cases_attention import with_strategy
 from torch import nn
+from torch.autograd import forward_ad
 from torch.distributed.tensor import Shard
 
 from core import ShardingError, ShardTensor, neighborhood_attention, scatter_tensor, set_fallback
@@ -60,8 +61,25 @@ def transforms(meshes):
         got = right(part)
         got = got.full_tensor() if isinstance(got, ShardTensor) else got
         torch.testing.assert_close(got, right(x), atol=1e-12, rtol=1e-12)
-    with pytest.raises(ShardingError, match="transform of torch.func"):
-        torch.func.grad(lambda v: (part @ v).sin().sum())(w)
+    for refused in (
+        lambda: torch.func.grad(lambda v: (part @ v).sin().sum())(w),
+        lambda: torch.vmap(lambda v: part @ v)(w),
+        lambda: torch.func.jvp(torch.sin, (part,), (part,)),
+        lambda: torch.func.linearize(torch.sin, part),
+        lambda: torch.func.hessian(lambda t: t.sin().sum())(part),
+    ):
+        with pytest.raises(ShardingError, match="transform of torch.func"):
+            refused()
+    with forward_ad.dual_level():
+        tangent = forward_ad.make_dual(w, w)
+        assert isinstance(part @ w, ShardTensor)
+        for refused in (
+            lambda: part @ tangent,
+            lambda: part[:, :1] + tangent[0],
+            lambda: forward_ad.make_dual(part, part),
+        ):
+            with pytest.raises(ShardingError, match="forward-mode"):
+                refused()
 
 
 def test_transforms(pool):
