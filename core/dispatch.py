@@ -194,6 +194,14 @@ def _plan(rule, func, args, kwargs, tensors, key):
     mesh = _mesh_of(tensors)
     specs = [_spec_of(t, mesh) for t in tensors]
     plan = _call(lambda *a, **k: rule(func, *a, **k), args, kwargs, specs)
+    if not isinstance(plan, Plan) or len(plan.inputs) != len(tensors):
+        got = f"specs of {len(plan.inputs)} inputs" if isinstance(plan, Plan) else repr(plan)
+        raise ShardingError(
+            f"its rule returned {got} for {len(tensors)} tensors",
+            op=_name(func),
+            operands=_described(tensors),
+            remedy="A rule returns core.Plan(one spec for each tensor among the arguments, outputs).",
+        )
     try:
         if len(_plans) >= _MOST_PLANS:  # scalars that change every step would fill it
             _plans.clear()
@@ -279,7 +287,11 @@ def above(func, types, args, kwargs):
     if HANDLERS and (handler := HANDLERS.get(func) or HANDLERS.get(str(func))):
         return handler(func, types, args, kwargs)
     if args and not isinstance(args[0], ShardTensor) and _writes_by_name(func):
-        _refuse_plain_target(func, args, kwargs)
+        return _into_plain(func, args, kwargs)
+    return _operated(func, args, kwargs)
+
+
+def _operated(func, args, kwargs):
     if func in _COMPOSED:
         return _COMPOSED[func](*args, **kwargs)
     tensors = []
@@ -343,18 +355,23 @@ def _writes_by_name(func):
     )
 
 
-def _refuse_plain_target(func, args, kwargs):
-    """A plain tensor with a history would not learn of a write from ShardTensors: its wrapper would."""
+def _into_plain(func, args, kwargs):
+    """A plain tensor, written into, stays the plain tensor that it is. It would not learn of a gradient: where it has
+    one to record that is refused, and where ``total += loss`` gives a new meaning to a name, that is what it gives."""
     target, tensors = args[0], []
-    plain = isinstance(target, torch.Tensor) and not isinstance(target, DTensor)
-    if plain and target.requires_grad and torch.is_grad_enabled():
-        _collect((*args[1:], *kwargs.values()), tensors)
+    if not isinstance(target, torch.Tensor) or isinstance(target, DTensor):
+        return _operated(func, args, kwargs)
+    _collect((*args[1:], *kwargs.values()), tensors)
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    if torch.is_grad_enabled() and target.requires_grad or recorded and _name(func) == "__setitem__":
         raise ShardingError(
-            "writes ShardTensors into a plain tensor whose gradient is recorded",
+            "writes ShardTensors into a plain tensor, and a gradient is recorded",
             op=_name(func),
             operands=[tuple(target.shape), *(t._spec for t in _shards(tensors))],
             remedy="Compute out of place, or make the target a ShardTensor first (scatter_tensor, or x.new_zeros).",
         )
+    out = _operated(func, args, kwargs)
+    return target if isinstance(out, ShardTensor) and not recorded else out
 
 
 # -- the autograd engine, and what it holds ---------------------------------------------------------------------------
@@ -445,16 +462,31 @@ def _run_above(rule, func, args, kwargs, tensors, key):
             check_promotion(t)
         elif t._spec._pending and not rule.pending or t._spec._nested:
             return _call(func, args, kwargs, [_settled(t, rule.pending) for t in tensors])
-    plan = _cached(key) or _plan(rule, func, args, kwargs, tensors, key)
+    cached = _cached(key)
+    plan = cached or _plan(rule, func, args, kwargs, tensors, key)
     compute = plan.local or func
     args, kwargs = _emptied(args, kwargs)
     with NoTorchFunction():
         values = [_placed(t, spec) for t, spec in zip(tensors, plan.inputs)]
         if plan.final is not TARGET:
             out = run(plan, partial(_call, compute, args, kwargs), values)
+            if cached is None:
+                _check_parts(func, out)
             return _with_names(func, out) if type(out) is tuple else out
         result = run(plan._replace(final=None), partial(_call, compute, args, kwargs), values)
     return tensors[0].copy_(result)
+
+
+def _check_parts(func, out):
+    """A rule that promises other parts than there are is found at its first call."""
+    for t in out if isinstance(out, tuple) else (out,):
+        if isinstance(t, ShardTensor) and t._local_tensor.shape != t._spec.local_shape():
+            raise ShardingError(
+                f"its rule promised a part of {tuple(t._spec.local_shape())}, it is {tuple(t._local_tensor.shape)}",
+                op=_name(func),
+                operands=[t._spec],
+                remedy="Plan(outputs=...) holds the specs of what the local computation returns.",
+            )
 
 
 def _with_names(func, out):
@@ -494,7 +526,7 @@ def below(func, types, args, kwargs):
     tensors = []
     key = (id(func), _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
     try:
-        plan = _cached(key)
+        plan = cached = _cached(key)
         if plan is None:
             rule = _rule_below(func)
             if rule is None:  # in inference mode operations made of others arrive whole
@@ -518,6 +550,8 @@ def below(func, types, args, kwargs):
             out = _wrap_below(out, plan.outputs, plan.final)
     else:
         out = _wrap_below(out, plan.outputs, plan.final)
+    if cached is None:
+        _check_parts(func, out)
     if _is_view(func) and isinstance(tensors[0], ShardTensor):
         remember(key, lambda whole: _call(func, args, kwargs, [whole]), tensors[0], out)
     return out

@@ -42,8 +42,7 @@ def fallback(func, call, tensors, written, in_place):
     specs = [t._spec for t in shards]
     nbytes = sum(math.prod(t.shape) * t.element_size() for t in shards if not t._spec.is_replicated())
     _permit(func, specs, nbytes, shards[0].device)
-    whole = [move(t._local_tensor, t._spec, t._spec.replicated()) if isinstance(t, ShardTensor) else t for t in tensors]
-    whole = [w.clone() if any(t is x for x in written) and w is t._local_tensor else w for t, w in zip(tensors, whole)]
+    whole = [_whole(t, any(t is x for x in written)) for t in tensors]
     out = call(whole)
     for t, value in zip(tensors, whole):
         if isinstance(t, ShardTensor) and any(t is w for w in written):
@@ -51,6 +50,14 @@ def fallback(func, call, tensors, written, in_place):
     if in_place and out is not None:
         return written[0]
     return _recut(out, max(specs, key=lambda s: s.is_sharded()))
+
+
+def _whole(t, written):
+    """What is written keeps its own memory until the result is there; plain tensors are written where they are."""
+    if not isinstance(t, ShardTensor):
+        return t
+    whole = move(t._local_tensor, t._spec, t._spec.replicated())
+    return whole.clone() if written and whole is t._local_tensor else whole
 
 
 def _permit(func, specs, nbytes, device):

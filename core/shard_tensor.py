@@ -126,7 +126,7 @@ class ShardTensor(torch.Tensor):
         return format(self.item(), spec) if self.numel() == 1 else repr(self)
 
     def __reduce_ex__(self, protocol):
-        return _rebuild, (self._local_tensor.detach(), self._spec, self.requires_grad, self.__dict__)
+        return _restored, (dist.get_rank(), self._local_tensor.detach(), self._spec, self.requires_grad, self.__dict__)
 
     def __deepcopy__(self, memo):
         local = self._local_tensor.detach().clone()
@@ -246,6 +246,18 @@ class ShardTensor(torch.Tensor):
 
     def __array__(self, dtype=None, copy=None):
         self.numpy()
+
+
+def _restored(rank, local, spec, *rest):
+    """Unpickled: the part of one rank is of no use to another."""
+    if rank != dist.get_rank():
+        raise ShardingError(
+            f"holds the part of rank {rank}, and this is rank {dist.get_rank()}",
+            op="torch.load",
+            operands=[spec],
+            remedy="Save full_tensor(), or a file for each rank, or use core.checkpoint.",
+        )
+    return _rebuild(local, spec, *rest)
 
 
 def _rebuild(local, spec, requires_grad, attributes):

@@ -15,13 +15,16 @@ launcher has, so that such a check is an ordinary test::
 import copy
 import os
 import socket
+import tempfile
 import traceback
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from core import collectives as c
@@ -77,7 +80,7 @@ def check_sharded(
     report = Report()
     with _without_tf32():
         args = [_whole(x) for x in inputs], {k: _whole(v) for k, v in kwargs.items()}
-        whole = _run(copy.deepcopy(module), *args, grads, Report())
+        whole = _run(copy.deepcopy(module) if isinstance(module, nn.Module) else module, *args, grads, Report())
         parts = _run(module, [_fresh(x) for x in inputs], {k: _fresh(v) for k, v in kwargs.items()}, grads, report)
     for name, expected in whole.items():
         _compare(report, name, parts.get(name), expected, atol, rtol, mesh)
@@ -197,7 +200,7 @@ def run_on_ranks(ranks, function, *args, timeout=timedelta(minutes=2)):
         timeout: how long a rank waits for another.
 
     Raises:
-        ShardingError: with the traceback of each rank that failed.
+        ShardingError: with who ended without a word, and the traceback of each rank that failed, the first one first.
     """
     if "RANK" in os.environ:
         DistributedManager.initialize()
@@ -206,31 +209,35 @@ def run_on_ranks(ranks, function, *args, timeout=timedelta(minutes=2)):
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     context = mp.get_context("spawn")
-    failures = context.SimpleQueue()
-    processes = [
-        context.Process(target=_rank, args=(r, ranks, port, timeout, failures, function, args), daemon=True)
-        for r in range(ranks)
+    with tempfile.TemporaryDirectory() as folder:
+        notes = [Path(folder, f"rank {r}") for r in range(ranks)]
+        processes = [
+            context.Process(target=_rank, args=(r, ranks, port, timeout, note, function, args), daemon=True)
+            for r, note in enumerate(notes)
+        ]
+        for p in processes:
+            p.start()
+        for p in processes:
+            p.join()
+        left = sorted((n for n in notes if n.exists()), key=lambda n: n.stat().st_mtime_ns)
+        told = [f"{note.name}:\n{note.read_text()}" for note in left]
+    silent = [
+        f"{note.name} ended with exit status {p.exitcode}"
+        for note, p in zip(notes, processes)
+        if p.exitcode and note not in left
     ]
-    for p in processes:
-        p.start()
-    for p in processes:
-        p.join()
-    texts = []
-    while not failures.empty():
-        texts.append(failures.get())
-    dead = [f"rank {r} ended with exit status {p.exitcode}" for r, p in enumerate(processes) if p.exitcode]
-    if texts or dead:
-        raise ShardingError("\n".join(texts or dead))
+    if silent or told:
+        raise ShardingError("\n".join(silent + told))
 
 
-def _rank(rank, ranks, port, timeout, failures, function, args):
+def _rank(rank, ranks, port, timeout, note, function, args):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
     DistributedManager.initialize(backend="gloo", timeout=timeout)
     try:
         function(*args)
     except BaseException:
-        failures.put(f"rank {rank}:\n{traceback.format_exc()}")
+        note.write_text(traceback.format_exc())
         dist.destroy_process_group()
         os._exit(1)  # the others must not wait for this one's threads
     DistributedManager.cleanup()

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed.tensor import Shard
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from core import MissingShardPatch, fallback, scatter_tensor, set_fallback
+from core import MissingShardPatch, Plan, ShardingError, fallback, op, scatter_tensor, set_fallback
 from core.dispatch import HANDLERS
 from core.testing import check_sharded
 
@@ -109,7 +110,31 @@ def _limit_is_agreed(meshes):
         fallback._UNQUESTIONED, fallback._free_memory = unquestioned, free
 
 
-CASES = [_worked_example, _gathers_and_is_right, _warns_once_a_call_site, _is_limited, _limit_is_agreed]
+def _mistaken_rules(meshes):
+    """A rule that does not fit its operation is named at the first call."""
+    x = _cut(meshes["2"])[1]
+    for rule, said in (
+        (lambda func, spec: None, "returned None"),
+        (lambda func, spec: Plan((), spec), "0 inputs for 1 tensors"),
+        (lambda func, spec: Plan((spec,), spec), "promised a part"),
+    ):
+
+        def first_rows(t):
+            return handle_torch_function(first_rows, (t,), t) if has_torch_function_unary(t) else t[:, :2]
+
+        op(first_rows)(rule)
+        with pytest.raises(ShardingError, match=said):
+            first_rows(x)
+
+
+CASES = [
+    _worked_example,
+    _mistaken_rules,
+    _gathers_and_is_right,
+    _warns_once_a_call_site,
+    _is_limited,
+    _limit_is_agreed,
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__.strip("_"))

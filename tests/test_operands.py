@@ -43,6 +43,58 @@ def test_promotion_modes(pool):
     pool.run(promotions)
 
 
+# -- plain targets ----------------------------------------------------------------------------------------------------
+ROWS = torch.tensor([0, 2, 1, 1, 0, 3, 2])
+INTO_PLAIN = (
+    lambda a, t: operator.iadd(a, t),
+    lambda a, t: operator.iadd(a, t.mean()),
+    lambda a, t: a.copy_(t),
+    lambda a, t: a.index_add_(0, ROWS, t),
+    lambda a, t: a.index_copy_(0, ROWS.argsort(), t),
+    lambda a, t: a.index_put_((ROWS[1:3],), t[:2]),
+    lambda a, t: a.masked_fill_(t > 0, 3.0),
+    lambda a, t: a.masked_scatter_(t > 0, t),
+    lambda a, t: a.masked_scatter_(a > 0, t),
+    lambda a, t: a.clamp_(max=t),
+    lambda a, t: a.scatter_add_(0, ROWS[:, None].expand(7, 3), t),
+    lambda a, t: a.lerp_(t, 0.3),
+    lambda a, t: a.addcmul_(t, t),
+)
+ASSIGNED = (
+    lambda a, t: operator.setitem(a, slice(None), t),
+    lambda a, t: operator.setitem(a, 1, t[2]),
+    lambda a, t: operator.setitem(a, t > 0, 0.5),
+    lambda a, t: operator.setitem(a, a > 0, t[a > 0]),
+    lambda a, t: operator.setitem(a, 1, operator.iadd(a[1], t.sum(0))),
+    lambda a, t: operator.setitem(a, (1, 2), operator.iadd(a[1, 2], t.sum())),
+)
+
+
+def into_plain(meshes):
+    """A plain tensor that shards are written into stays what it is, and holds the numbers."""
+    g = torch.Generator().manual_seed(0)
+    x, target = torch.randn(7, 3, generator=g).double(), torch.randn(7, 3, generator=g).double()
+    part = scatter_tensor(x, None, meshes["2"], [Shard(0)], sizes={0: (5, 2)})
+    for i, write in enumerate((*INTO_PLAIN, *ASSIGNED)):
+        expected, got = target.clone(), target.clone()
+        write(expected, x)
+        out = write(got, part)
+        assert out is (got if write in INTO_PLAIN else None), i
+        torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12, msg=lambda m, i=i: f"{i}: {m}")
+    wanting = part.clone().requires_grad_()
+    for write in ASSIGNED[:2]:  # the plain tensor would not learn of the gradient
+        with pytest.raises(ShardingError, match="a gradient is recorded"):
+            write(target.clone(), wanting)
+    total = torch.zeros((), dtype=torch.float64)
+    total += wanting.sin().sum()
+    total.backward()
+    torch.testing.assert_close(wanting.grad.full_tensor(), x.cos())
+
+
+def test_plain_targets(pool):
+    pool.run(into_plain)
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------------
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "matmul")

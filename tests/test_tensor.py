@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
@@ -39,6 +40,12 @@ def _is_saved_and_loaded(meshes):
             twin = copy.deepcopy(x)
             twin.detach().zero_()
             same(x.detach(), whole)
+            parts = [None] * dist.get_world_size()
+            dist.all_gather_object(parts, pickle.dumps(x))
+            for rank, part in enumerate(parts):
+                if rank != dist.get_rank() and name != "1":  # the part of another rank is not this one's
+                    with pytest.raises(ShardingError, match="holds the part of"):
+                        pickle.loads(part)
 
 
 def _is_a_parameter(meshes):

@@ -1,16 +1,18 @@
 """The public comparison passes what is right and catches what is wrong."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
 from core import ShardingError, scatter_tensor
-from core.testing import check_sharded, numerical_shard_tensor_check
+from core.testing import check_sharded, numerical_shard_tensor_check, run_on_ranks
 
 
 def _input(mesh, rows=7):
@@ -134,3 +136,18 @@ def test_in_a_suite_of_ones_own(tmp_path, launcher):
     )
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
     assert "unwaited" not in (done.stdout + done.stderr).lower(), done.stderr
+
+
+def _die(kill):
+    if dist.get_rank():
+        os.kill(os.getpid(), signal.SIGKILL) if kill else None
+    raise ValueError("unwell " * 20_000)  # more than a pipe holds
+
+
+def test_ranks_that_end_are_named():
+    with pytest.raises(ShardingError) as caught:
+        run_on_ranks(2, _die, True)
+    said = str(caught.value)
+    assert said.startswith("rank 1 ended with exit status -9") and "rank 0:\nTraceback" in said
+    with pytest.raises(ShardingError, match="(?s)rank [01]:.*rank [01]:"):
+        run_on_ranks(2, _die, False)

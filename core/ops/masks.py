@@ -80,9 +80,9 @@ def _at(dim, mask):
     return (*[slice(None)] * dim, mask)
 
 
-def _meet(x, mask, dim):
+def _meet(x, mask, dim, *others):
     """Both laid so that the true ones are in order, their counts (axis -> a number for each rank), and those here."""
-    mesh, n = (x if isinstance(x, ShardTensor) else mask)._spec.mesh, mask.ndim
+    mesh, n = next(t._spec.mesh for t in (x, mask, *others) if isinstance(t, ShardTensor)), mask.ndim
     for t in (x, mask):
         if not isinstance(t, ShardTensor):
             check_promotion(t)
@@ -117,7 +117,7 @@ def put_masked(x, mask, dim, value):
 
 def _with_rows(x, mask, dim, value, rows, longer=False):
     """With a row of the value for each that is true; of a ``longer`` one the first are taken."""
-    x, mask, sizes, here = _meet(x, mask, dim)
+    x, mask, sizes, here = _meet(x, mask, dim, value)
     out = _joined(x._spec, dim, mask.ndim, sizes, here)
     if longer and value.shape[rows] > out.shape[dim]:
         value = value.narrow(rows, 0, out.shape[dim])
