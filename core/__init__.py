@@ -1,6 +1,6 @@
 """Domain parallelism: tensors cut over many devices that compute as if they were whole."""
 
-from core import ops  # noqa: F401  (the rules)
+from core import ops, stored  # noqa: F401  (the rules; what checkpoints ask a tensor)
 from core.dispatch import Plan, op
 from core.errors import InputError, MissingShardPatch, ShardingError, UndeterminedShardingError
 from core.fallback import set_fallback

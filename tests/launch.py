@@ -1,0 +1,55 @@
+"""Processes of their own, as a launcher would start them, for cases in which ranks die or their number matters."""
+
+import multiprocessing as mp
+import os
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def launch(world, function, *args, timeout=60):
+    """Calls ``function(rank, *args)`` in ``world`` processes; by rank, exit status and standard error."""
+    context, port = mp.get_context("forkserver"), free_port()
+    context.set_forkserver_preload(["core", "torch._dynamo"])
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / str(rank) for rank in range(world)]
+        ranks = [
+            context.Process(target=_start, args=(rank, world, port, files[rank], function, args), daemon=True)
+            for rank in range(world)
+        ]
+        for process in ranks:
+            process.start()
+        deadline = time.monotonic() + timeout
+        for process in ranks:
+            process.join(max(0, deadline - time.monotonic()))
+        for process in ranks:
+            process.kill()
+            process.join()
+        return [(process.exitcode, file.read_text()) for process, file in zip(ranks, files)]
+
+
+def _start(rank, world, port, file, function, args):
+    os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    facts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({key: str(value) for key, value in facts.items()})
+    import torch
+
+    torch.set_num_threads(1)
+    function(rank, *args)
+
+
+def succeed(world, function, *args, **kwargs):
+    """As :func:`launch`, for a function that must not fail."""
+    outcome = launch(world, function, *args, **kwargs)
+    assert all(status == 0 for status, _ in outcome), "\n".join(
+        f"rank {rank}: exit status {status}\n{text}" for rank, (status, text) in enumerate(outcome)
+    )
