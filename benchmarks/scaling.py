@@ -1,10 +1,11 @@
 """One GPU against all of them: time, efficiency and memory of whole models, forward and training step.
 
     torchrun --nproc-per-node 2 -m benchmarks.scaling                    # the tables below, on GPUs, bf16
+    torchrun --nproc-per-node 2 -m benchmarks.scaling --compile          # the same, compiled by torch.compile
     torchrun --nproc-per-node 2 -m benchmarks.scaling --small            # the same on gloo and a CPU, toy sizes
 
-Efficiency is (time on one device) / (ranks x time on all), in the same run; "one" is plain torch with the whole input,
-"1 rank" is ShardTensor on a mesh of one. Medians after warm-up, the slowest rank counted.
+Efficiency is (time on one device) / (ranks x time on all), in the same run; "one" is the faster of plain torch with the
+whole input and of the same module on shards of one rank. Medians after warm-up, the slowest rank counted.
 """
 
 import argparse
@@ -83,44 +84,51 @@ def measure(module, inputs, device, repeats):
     return (*times, peak)
 
 
+def compare(module, shapes, dim, meshes, args):
+    """One row of the table: plain, on shards of one rank, on shards of all."""
+    device, dtype = next(module.parameters(), torch.empty(0, device=meshes[0].device_type)).device, torch.bfloat16
+    dtype = dtype if device.type == "cuda" else torch.float32
+    whole = [torch.randn(s, device=device, dtype=dtype) for s in shapes]
+    times = []
+    for mesh in (None, *meshes):
+        inputs = whole if mesh is None else [scatter_tensor(x, None, mesh, [Shard(dim)]) for x in whole]
+        torch._dynamo.reset()
+        run = torch.compile(module, fullgraph=True, dynamic=False) if args.compile else module
+        times.append(measure(run, inputs, device, args.repeats))
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    with trace() as wire:
+        module(*leaves).float().square().mean().backward()
+    plain, one, many = times
+    best = [min(a, b) for a, b in zip(plain, one)]
+    cells = "".join(f"{f'{t[0]:.2f} / {t[1]:.2f}':>18}" for t in times)
+    share = "/".join(f"{o / (meshes[1].size() * m):.2f}" for o, m in zip(best[:2], many[:2]))
+    return f"{cells}{share:>14}{plain[2]:>9.2f}{many[2]:>7.2f}  {wire.bytes():,}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--only", default="", help="part of the case's name")
+    parser.add_argument("--compile", action="store_true", help="compile the module, on one device too")
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     DistributedManager.initialize()
     manager = DistributedManager()
     device, ranks = manager.device, manager.world_size
-    mesh = manager.initialize_mesh((ranks,), ("domain",))
+    meshes = [manager.initialize_mesh(shape, ("ddp", "domain"))["domain"] for shape in ((ranks, 1), (1, ranks))]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.backends.cudnn.benchmark = True
     if manager.rank == 0:
-        print(
-            f"{ranks} x {device.type}, {dtype}, torch {torch.__version__}; ms forward / step, efficiency, GiB of a step"
-        )
-        print(f"{'':<20}{'one':>18}{'all':>18}{'efficiency':>14}{'GiB one':>9}{'GiB all':>9}  bytes sent in a step")
+        how = "compiled" if args.compile else "eager"
+        print(f"{ranks} x {device.type}, {dtype}, {how}, torch {torch.__version__}; ms forward / step")
+        print(f"{'':<20}{'plain':>18}{'one rank':>18}{'all':>18}{'efficiency':>14}{'GiB one':>9}{'all':>7}  bytes sent")
     for name, make, shapes, dim in cases(args.small):
-        if args.only not in name:
-            continue
-        torch.manual_seed(0)
-        module = make().to(device, dtype)
-        whole = [torch.randn(s, device=device, dtype=dtype) for s in shapes]
-        one = measure(module, whole, device, args.repeats)
-        parts = [scatter_tensor(x, None, mesh, [Shard(dim)]) for x in whole]
-        del whole
-        many = measure(module, parts, device, args.repeats)
-        leaves = [x.detach().requires_grad_() for x in parts]
-        with trace() as wire:
-            module(*leaves).float().square().mean().backward()
-        if manager.rank == 0:
-            share = "/".join(f"{o / (ranks * m):.2f}" for o, m in zip(one[:2], many[:2]))
-            text = [f"{t[0]:.2f} / {t[1]:.2f}" for t in (one, many)]
-            print(
-                f"{name:<20}{text[0]:>18}{text[1]:>18}{share:>14}{one[2]:>9.2f}{many[2]:>9.2f}  {wire.bytes():,}",
-                flush=True,
-            )
-        del module, parts, leaves
+        if args.only in name:
+            torch.manual_seed(0)
+            module = make().to(device, dtype)
+            row = compare(module, shapes, dim, meshes, args)
+            if manager.rank == 0:
+                print(f"{name:<20}{row}", flush=True)
     manager.cleanup()
 
 

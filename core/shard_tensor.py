@@ -8,6 +8,7 @@ autograd (``__torch_function__``) where an operation brings its own communicatio
 
 import copy
 import enum
+import uuid
 import warnings
 import zlib
 from itertools import product
@@ -59,6 +60,11 @@ class ShardTensor(torch.Tensor):
         pass
 
     # -- what torch.compile needs ---------------------------------------------------------------------------------
+    def _stable_hash_for_caching(self):
+        """No graph of another process is taken for one of this: it hangs on the rules, which may have changed. (What
+        the compiler makes of a graph is kept by its content, and found again.)"""
+        return uuid.uuid4().hex
+
     def __tensor_flatten__(self):
         return ["_local_tensor"], (self._spec, self.requires_grad)
 

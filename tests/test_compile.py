@@ -44,3 +44,19 @@ def whole_model(meshes, name, backend):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_whole_model(pool, name):
     pool.run(whole_model, name, "aot_eager_decomp_partition", timeout=240)
+
+
+def kept_graphs(meshes):
+    """Rules change: what one process traced with its rules is not taken for the graph of another."""
+    x = scatter_tensor(torch.arange(7.0), None, meshes["2"], [Shard(0)])
+    counters = torch._dynamo.utils.counters["aot_autograd"]
+    counters.clear()
+    for _ in range(2):
+        torch._dynamo.reset()
+        y = torch.compile(lambda t: t.sin() * 2, fullgraph=True, dynamic=False)(x)
+        torch.testing.assert_close(y.full_tensor(), torch.arange(7.0).sin() * 2)
+    assert counters["autograd_cache_miss"] == 2 and not counters["autograd_cache_hit"], counters
+
+
+def test_kept_graphs(pool):
+    pool.run(kept_graphs, timeout=240)
