@@ -1,6 +1,7 @@
 """Start-up and device meshes with named axes; works with and without a launcher."""
 
 import os
+import sys
 from datetime import timedelta
 
 import torch
@@ -9,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from core._torch import release_groups
 from core.errors import InputError
+from core.watch import Watch
 
 _made: list[DeviceMesh] = []
 
@@ -21,10 +23,12 @@ class DistributedManager:
     """
 
     _device = None
+    _watch = None
 
     @classmethod
     def initialize(cls, backend=None, timeout=timedelta(minutes=10)):
-        """Joins the process group: NCCL where every local rank has a GPU, else gloo."""
+        """Joins the process group: NCCL where every local rank has a GPU, else gloo. From here to :meth:`cleanup` a
+        rank that dies ends the others (:mod:`core.watch`)."""
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         on_gpu = torch.cuda.is_available() and torch.cuda.device_count() > local_rank and backend != "gloo"
         cls._device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
@@ -35,6 +39,7 @@ class DistributedManager:
         backend = backend or ("nccl" if on_gpu else "gloo")
         if "RANK" in os.environ:
             dist.init_process_group(backend, timeout=timeout, device_id=cls._device if on_gpu else None)
+            cls._watch = Watch() if dist.get_world_size() > 1 else None
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
 
@@ -66,10 +71,14 @@ class DistributedManager:
         """A named device mesh; one entry of ``mesh_shape`` may be -1 and takes what is left of the world."""
         return make_mesh(self.device.type, mesh_shape, mesh_dim_names)
 
-    @staticmethod
-    def cleanup():
-        """Leaves the process group. Meshes must let go of it too: a thread of gloo that outlives the interpreter's end
-        aborts the process, whatever its exit status was to be."""
+    @classmethod
+    def cleanup(cls):
+        """Leaves the process group, and tells the other ranks if it is for an exception that is on its way. Meshes must
+        let go of the group too: a thread of gloo that outlives the interpreter's end aborts the process, whatever its
+        exit status was to be."""
+        if cls._watch:
+            cls._watch.leave(sys.exception())
+            cls._watch = None
         for mesh in _made:
             release_groups(mesh)
         _made.clear()
