@@ -7,9 +7,11 @@ wrapper takes of the gradients is the gradient of the global batch.
 
 import json
 import math
+import os
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from apps.cli import check_counts, option
+from apps.finite import checked_loss
 from core import DistributedManager, InputError, checkpoint
 from core.parallelize import parallelize, reshard, unwrapped
 from data.sampler import DomainSampler
@@ -41,7 +44,8 @@ class LoopConfig:
     log_every: int = option(10, "steps between log lines")
     validate_every: int = option(100, "steps between validations; the last step always validates")
     checkpoint_every: int = option(100, "steps between checkpoints; the last step always saves")
-    resume: bool = option(False, "go on from the last complete checkpoint in --out")
+    keep: int = option(0, "newest checkpoints that stay; 0: all")
+    resume: bool = option(False, "go on from the last complete checkpoint in --out, as a restart by torchrun does")
 
 
 class Task(Protocol):
@@ -87,20 +91,23 @@ def fit(model, task: Task, config: LoopConfig, mesh, blocks=()) -> Result:
     """Trains ``model`` (plain, on the device, equal on all ranks) and returns the last checkpoint and scores.
 
     Raises:
-        InputError: a loss that is not finite (with step), a checkpoint of another model.
+        InputError: a loss or gradient that is not finite (with step and ranks), a checkpoint of another model, or one
+            that cannot be written.
     """
     run = _Run(model, task, config, mesh, blocks)
-    if config.resume:
-        run.resume()
-    while run.step < config.steps:
-        run.advance()
-        last = run.step == config.steps
-        if run.step % config.log_every == 0 or last:
-            run.log()
-        if run.step % config.validate_every == 0 or last:
-            run.validate()
-        if run.step % config.checkpoint_every == 0 or last:
-            run.save()
+    with run.saver:
+        if run.resumes:
+            run.resume()
+        while run.step < config.steps:
+            run.advance()
+            last = run.step == config.steps
+            if run.step % config.log_every == 0 or last:
+                run.log()
+            if run.step % config.validate_every == 0 or last:
+                run.validate()
+            if run.step % config.checkpoint_every == 0 or last:
+                run.save()
+        run.path = run.saver.wait() or run.path
     if run.path is None:
         raise InputError(f"nothing to do: the run is at step {run.step} of {config.steps}", remedy="Raise --steps.")
     return Result(run.path, run.scores, run.losses)
@@ -120,11 +127,15 @@ class _Run:
         self.logged = time.perf_counter(), 0
         self.folder = Path(config.out)
         self.chief = dist.get_rank() == 0
+        told = [config.resume or (self.chief and restarted(self.folder))]
+        dist.broadcast_object_list(told)
+        self.resumes = told[0]
         if self.chief:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not config.resume:
+            if not self.resumes:
                 put_aside(self.folder)
         dist.barrier()
+        self.saver = checkpoint.Saver(self.folder / "checkpoints", config.keep or None)
 
     def _named(self):
         return unwrapped(self.model).named_parameters()
@@ -133,32 +144,23 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * schedule(self.step, self.config)
         self.optimizer.zero_grad(set_to_none=True)
-        with self._autocast():
-            loss = self.task.loss(self.model, self.sampler.next())
+        samples = self.sampler.next()
+        loss = self._loss(self.model, samples)
         loss.backward()
-        if self.config.clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+        again = partial(self._loss, samples=samples)
+        self.losses.append(checked_loss(loss, norm, self.step + 1, self.model, again))
         self.optimizer.step()
         self.step += 1
         self._average()
-        self.losses.append(self._global_loss(loss))
+
+    def _loss(self, model, samples):
+        with self._autocast():
+            return self.task.loss(model, samples)
 
     def _autocast(self):
         on = self.config.precision == "bf16"
         return torch.autocast(self.mesh.device_type, torch.bfloat16, enabled=on)
-
-    def _global_loss(self, loss):
-        """Mean over the data groups; every rank sees the same number and stops at the same step."""
-        value = loss.detach().full_tensor() if hasattr(loss, "full_tensor") else loss.detach()
-        value = value.clone().double()
-        dist.all_reduce(value, group=self.mesh.get_group("ddp"))
-        value = value.item() / self.mesh["ddp"].size()
-        if not math.isfinite(value):
-            raise InputError(
-                f"the loss is {value} at step {self.step}",
-                remedy="Lower --lr or train in fp32; the last checkpoint before it is intact.",
-            )
-        return value
 
     @torch.no_grad()
     def _average(self):
@@ -207,10 +209,10 @@ class _Run:
             "sampler": self.sampler.state_dict(),
             "scores": self.scores,
             "losses": self.losses,
-            "has_ema": bool(self.ema),
             "task": self.task.state(),
+            "launch": launch(),
         }
-        self.path = checkpoint.save(self.folder / "checkpoints", self.step, self.model, self.optimizer, extra, self.ema)
+        self.saver.save(self.step, self.model, self.optimizer, extra, self.ema)
 
     def resume(self):
         path = checkpoint.latest(self.folder / "checkpoints")
@@ -257,6 +259,20 @@ def put_aside(folder):
         for path in old:
             path.rename(aside / path.name)
         print(f"the run that was in {folder} now lies in {aside}", file=sys.stderr, flush=True)
+
+
+def launch():
+    """What the restarts of one torchrun have in common and other launches have not; None without torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    return f"process {os.getppid()}" if name == "none" else name
+
+
+def restarted(folder):
+    """Whether torchrun restarted these processes, and the last checkpoint in ``folder`` is of before the restart."""
+    path = (
+        checkpoint.latest(folder / "checkpoints") if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else None
+    )
+    return path is not None and checkpoint.read_state(path).get("launch") == launch()
 
 
 def schedule(step, config):

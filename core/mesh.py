@@ -38,7 +38,9 @@ class DistributedManager:
             return
         backend = backend or ("nccl" if on_gpu else "gloo")
         if "RANK" in os.environ:
-            dist.init_process_group(backend, timeout=timeout, device_id=cls._device if on_gpu else None)
+            facts = dict(rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), timeout=timeout)
+            device = cls._device if on_gpu else None
+            dist.init_process_group(backend, store=_store_of_attempt(timeout), device_id=device, **facts)
             cls._watch = Watch() if dist.get_world_size() > 1 else None
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
@@ -84,6 +86,20 @@ class DistributedManager:
         _made.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _store_of_attempt(timeout):
+    """A part of torchrun's store for this attempt alone, None (torch's own choice) without torchrun.
+
+    torchrun keeps one store over its restarts, and in it the addresses of the processes that died, which new ones may
+    find before those of their peers. On several nodes attempts have no common number: start the agents with
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 there, which gives each attempt its own store.
+    """
+    facts = os.environ
+    if facts.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or facts.get("GROUP_WORLD_SIZE") != "1":
+        return None
+    store = dist.TCPStore(facts["MASTER_ADDR"], int(facts["MASTER_PORT"]), is_master=False, timeout=timeout)
+    return dist.PrefixStore(f"attempt {facts['TORCHELASTIC_RESTART_COUNT']}", store)
 
 
 def make_mesh(device_type, shape, names) -> DeviceMesh:

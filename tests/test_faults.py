@@ -1,17 +1,26 @@
 """A rank that dies ends the others, who name it; a launcher's restart goes on from the last complete checkpoint."""
 
+import json
 import os
+import re
+import shutil
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
+import fault_worker
 import pytest
 import torch
 import torch.distributed as dist
 from launch import launch, succeed
+from test_loop import ROWS, Toy, make, options
 
 from apps.cli import command
-from core import DistributedManager, InputError
+from apps.loop import fit, restarted, start
+from apps.loop import launch as launched
+from core import DistributedManager, InputError, checkpoint
 
 
 # -- the ways to die ---------------------------------------------------------------------------------------------
@@ -95,3 +104,95 @@ def _slow(rank):
 
 def test_a_slow_rank_is_not_taken_for_a_dead_one():
     succeed(2, _slow)
+
+
+# -- restarts -----------------------------------------------------------------------------------------------------
+def _undisturbed(rank, folder):
+    command(lambda argv: fault_worker.train(folder))()
+
+
+def test_a_restart_ends_in_the_weights_of_an_undisturbed_run(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    succeed(2, _undisturbed, str(whole))
+    _leave_an_older_run(whole, broken)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, fault_worker.__file__, str(broken)],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "exitcode: -9) local_rank: 1" in done.stderr and done.stderr.count("resumed from") == 1, done.stderr
+    expected, found = torch.load(whole / "final.pt"), torch.load(broken / "final.pt")
+    assert expected.pop("losses") == found.pop("losses")
+    assert torch.equal(expected.pop("random"), found.pop("random"))
+    assert expected.keys() == found.keys() == {"model", "optimizer", "ema"}
+    for part in expected:
+        torch.testing.assert_close(found[part], expected[part], rtol=0, atol=0)
+
+
+def _leave_an_older_run(whole, broken):
+    """A restart must not take the checkpoints of another launch in the same folder for its own."""
+    shutil.copytree(whole / "checkpoints", broken / "checkpoints")
+
+
+def test_only_checkpoints_of_this_launch_are_gone_on_from(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoints" / "step_00000002"
+    path.mkdir(parents=True)
+    state = {"step": 2, "ranks": 1, "devices": ["cpu"], "has_ema": False, "files": {}}
+    for name, other in (("none", f"process {os.getpid()}"), ("job 7", "job 6")):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
+        (path / "state.json").write_text(json.dumps(state | {"launch": launched()}))
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+        assert not restarted(tmp_path)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        assert restarted(tmp_path)
+        (path / "state.json").write_text(json.dumps(state | {"launch": other}))
+        assert not restarted(tmp_path)
+
+
+# -- numbers that are not finite ----------------------------------------------------------------------------------
+class Broken(Toy):
+    """From the fourth step on, one row of the data, on rank 3 (of the second data group), is not a number."""
+
+    def _cut(self, t):
+        t = t.clone()
+        t[..., ROWS - 1, 0] = torch.nan if self.broken and t.shape[-1] == 4 else 0.0
+        return super()._cut(t)
+
+    def loss(self, model, samples):
+        late = [position for _, position in samples if position >= 3 * 4]
+        self.broken = bool(late) and dist.get_rank() >= 2
+        return super().loss(model, samples)
+
+
+class Steep(Toy):
+    """From the fourth step on the loss has no finite gradient."""
+
+    def loss(self, model, samples):
+        out = super().loss(model, samples)
+        return out + (out * 0).sqrt() if samples[0][1] >= 3 * 4 else out
+
+
+def _stops(meshes, folder, task, fsdp, words):
+    config = options(folder, domain=2, fsdp=fsdp)
+    mesh, model = start(config), make()
+    with pytest.raises(InputError) as caught:
+        fit(model, task(mesh), config, mesh)
+    heard = [None] * 4
+    dist.all_gather_object(heard, str(caught.value))
+    assert heard == [heard[0]] * 4 and re.search(words, heard[0]), heard
+    parts = [p.to_local() if fsdp else p for p in model.parameters()]
+    assert all(part.isfinite().all() for part in parts), "the step must not be taken"
+    assert checkpoint.latest(Path(folder) / "checkpoints").name == "step_00000003"
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+@pytest.mark.parametrize(
+    "task, words",
+    [
+        (Broken, r"the loss is nan at step 4 on ranks 2, 3; the first output .* is that of the data on rank 3\."),
+        (Steep, r"a gradient is not finite at step 4 on ranks 0, 1, 2, 3; the first gradient .* 2\.bias on rank"),
+    ],
+)
+def test_what_is_not_finite_stops_all(pool, tmp_path, task, fsdp, words):
+    pool.run(_stops, str(tmp_path), task, fsdp, words)
