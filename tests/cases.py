@@ -140,6 +140,11 @@ def _check_metadata(t, pending=False):
         assert pending or not t._spec.is_partial(), t._spec
 
 
+def run_splits(meshes, name, mesh_name):
+    for split in SPLITS[mesh_name]:
+        run_case(meshes, name, mesh_name, split)
+
+
 def run_case(meshes, name, mesh_name, split):
     """Runs on every worker; ranks outside the mesh do nothing."""
     row, mesh = load()[name], meshes[mesh_name]

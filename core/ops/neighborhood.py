@@ -4,6 +4,8 @@ Queries are taken in tiles; the windows of one tile lie in one block of keys (:m
 runs over all tiles at once with a mask that says which keys of the block are in whose window. Memory grows with the
 number of points times (tile + window)^n / tile^n, never with its square; beyond a limit the grid goes piece by piece.
 
+On a GPU a kernel does it in one pass instead (:mod:`core.kernels`), for the usual dtypes.
+
 On shards each rank fetches the rows of keys and values that the windows of its own queries reach, and the windows are
 those of the whole grid: only its true edges push them. A piece of a grid is computed as a shard is.
 """
@@ -19,6 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.kernels import Neighborhood, has_kernel
 from core.ops.block import result_dtype
 from core.ops.graph import operator
 from core.ops.halo import fetch
@@ -114,6 +117,9 @@ def _attention(q, k, v, axes, scale):
     q, k, v = q.to(wide), k.to(wide), v.to(wide)
     if q.numel() == 0:
         return (q + k.sum() + v.sum()).to(result_dtype(q))
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    if has_kernel(q, factor):
+        return Neighborhood.apply(*(t.to(result_dtype(q)) for t in (q, k, v)), axes, factor)
     pieces = _pieces(axes)
     return _attend(q, k, v, pieces[0], scale) if len(pieces) == 1 else _Pieces.apply(q, k, v, axes, scale)
 

@@ -26,6 +26,7 @@ UNTAGGED = (
     *(aten.abs_, aten.copysign_, aten.heaviside_, aten.xlogy_, aten.floor_divide, aten.floor_divide_, aten.rsub),
     *(aten.fill, aten.fill_, aten.zero, aten.zero_, aten.masked_fill, aten.masked_fill_, aten.complex, aten.polar),
     *(aten.gelu_, aten.mish_, aten.threshold_, aten.hardswish, aten.hardswish_, aten._prelu_kernel),
+    *(aten.celu_, aten.elu_, aten.hardsigmoid_, aten.hardtanh_, aten.leaky_relu, aten.leaky_relu_),  # 2.11
     *(aten.elu_backward, aten.hardshrink_backward, aten.hardsigmoid_backward, aten.hardswish_backward),
     *(aten.hardtanh_backward, aten.leaky_relu_backward, aten.log_sigmoid_backward, aten.mish_backward),
     *(aten.softplus_backward, aten.softshrink_backward, aten.rrelu_with_noise_backward, aten._prelu_kernel_backward),

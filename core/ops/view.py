@@ -68,7 +68,8 @@ def expand(func, x, size, *, implicit=False):
         raise ShardingError(f"cannot be expanded to {tuple(size)}", op="expand", operands=[x])
     x = x.whole(*(d for d in range(x.ndim) if x.shape[d] == 1 and shape[d + lead] != 1))
     out = x.reshaped(shape, {d: d + lead for d in range(x.ndim)})
-    return Plan((x,), out, lambda v, *a, **k: v.expand(out.local_shape()))
+    shape = out.local_shape()
+    return Plan((x,), out, lambda v, *a, **k: v.expand(shape))
 
 
 # -- view: split and merge --------------------------------------------------------------------------------------------
@@ -138,7 +139,8 @@ def viewed(x, size):
 @op(aten.view.default, aten._unsafe_view, aten._reshape_alias, aten.reshape, pending=True)
 def view(func, x, size, *args):
     x, out = viewed(x, size)
-    return Plan((x,), out, lambda v, *a: v.reshape(out.local_shape()))
+    shape = out.local_shape()
+    return Plan((x,), out, lambda v, *a: v.reshape(shape))
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
