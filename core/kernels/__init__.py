@@ -1,0 +1,99 @@
+"""Kernels of our own, and the operators through which they are called.
+
+An operator says what it returns without computing it, so that code that is being compiled meets one node; it loads
+Triton when it first computes. Kernels are for GPUs. In Triton's interpreter, ``TRITON_INTERPRET=1`` from the start of
+the process, they run on CPU tensors too.
+"""
+
+import os
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from core.ops.windows import Axis, Window
+
+MOST_CHANNELS = 256
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_DTYPES = torch.float16, torch.bfloat16, torch.float32
+
+_library = torch.library.Library("core", "FRAGMENT")
+_library.define("neighborhood_forward(Tensor q, Tensor k, Tensor v, int[] axes, float scale) -> (Tensor, Tensor)")
+_library.define(
+    "neighborhood_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, int[] axes, float scale)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+
+
+@cache
+def _there():
+    return find_spec("triton") is not None
+
+
+def has_kernel(q, scale):
+    """Whether attention of these queries over neighbourhoods has a kernel."""
+    here = q.device.type == "cuda" or (_INTERPRETED and q.device.type == "cpu")
+    return here and q.dtype in _DTYPES and q.shape[-1] <= MOST_CHANNELS and scale > 0 and _there()
+
+
+class Neighborhood(torch.autograd.Function):
+    """(q, k, v, axes, scale) -> attention of q over its neighbourhoods; keeps one number for each query and head."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, axes, scale):
+        ctx.call = [int(x) for axis in axes for x in (*axis.window, *axis[1:])], scale
+        out, sums = torch.ops.core.neighborhood_forward(q, k, v, *ctx.call)
+        ctx.save_for_backward(q, k, v, out, sums)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return *torch.ops.core.neighborhood_backward(grad, *ctx.saved_tensors, *ctx.call), None, None
+
+
+def _results(q):
+    """Attention, (batch, *grid, heads, channels), and fp32 (batch, heads, *grid)."""
+    batch, *grid, heads, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty(batch, heads, *grid, dtype=torch.float32)
+
+
+def _gradients(q, k, v):
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _axes(numbers):
+    parts = (numbers[i : i + 8] for i in range(0, len(numbers), 8))
+    return tuple(Axis(Window(size, step, bool(causal), total), *rest) for size, step, causal, total, *rest in parts)
+
+
+def _forward(q, k, v, axes, scale):
+    from core.kernels import neighborhood
+
+    results = _results(q)
+    neighborhood.forward(q, k, v, *results, _axes(axes), scale)
+    return results
+
+
+def _backward(grad, q, k, v, out, sums, axes, scale):
+    from core.kernels import neighborhood
+
+    gradients = _gradients(q, k, v)
+    neighborhood.backward(grad, q, k, v, out, sums, *gradients, _axes(axes), scale)
+    return gradients
+
+
+for _kind in ("CUDA", "CPU"):
+    _library.impl("neighborhood_forward", _forward, _kind)
+    _library.impl("neighborhood_backward", _backward, _kind)
+
+
+@torch.library.register_fake("core::neighborhood_forward", lib=_library)
+def _(q, k, v, axes, scale):
+    return _results(q)
+
+
+@torch.library.register_fake("core::neighborhood_backward", lib=_library)
+def _(grad, q, k, v, out, sums, axes, scale):
+    return _gradients(q, k, v)

@@ -1,0 +1,139 @@
+"""The kernel of attention over neighbourhoods, in Triton's interpreter: held against the tiles of plain torch in fp64.
+
+Whether a process interprets kernels is settled before it loads Triton, so one process of its own, this file, computes
+all cases and prints how far they are off; on a GPU ``benchmarks/neighborhood.py`` holds the compiled kernel against
+the same tiles.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+TOLERANCE = {"float32": 2e-6, "float16": 4e-3}
+
+
+class Case(NamedTuple):
+    """A call; ``rows`` are the queries at hand along each dim, all where None, ``boxes`` those of the kernel."""
+
+    shape: tuple
+    size: tuple
+    dilation: tuple
+    causal: tuple
+    rows: tuple = None
+    dtype: str = "float32"
+    boxes: tuple = (32, 16)
+
+
+CASES = {
+    "row, batch, heads": Case((2, 37, 3, 5), (7,), (1,), (0,)),
+    "row, even, part": Case((1, 61, 1, 5), (6,), (1,), (0,), ((9, 49),)),
+    "row, dilated, causal, part": Case((1, 37, 1, 5), (5,), (3,), (1,), ((4, 29),)),
+    "boxes as they are": Case((1, 4, 19, 1, 48), (3, 5), (1, 1), (0, 0), boxes=None),
+    "even": Case((1, 7, 9, 1, 5), (4, 2), (1, 1), (0, 0)),
+    "first rows": Case((1, 13, 9, 1, 5), (4, 5), (1, 1), (0, 0), ((0, 3), (0, 9))),
+    "last rows": Case((1, 13, 9, 1, 5), (5, 4), (1, 1), (0, 0), ((9, 13), (2, 9))),
+    "rows between": Case((1, 13, 9, 1, 5), (6, 3), (1, 1), (0, 0), ((4, 9), (3, 4)), boxes=(16, 32)),
+    "dilated": Case((1, 10, 9, 1, 5), (3, 4), (2, 2), (0, 0), ((3, 10), (0, 9))),
+    "dilated, fewer rows than classes": Case((1, 12, 7, 1, 5), (3, 3), (4, 1), (0, 0), ((5, 7), (0, 7))),
+    "causal": Case((1, 9, 8, 1, 5), (5, 3), (1, 2), (1, 0)),
+    "causal, even, part": Case((1, 9, 8, 1, 5), (3, 4), (1, 1), (0, 1), ((2, 9), (1, 7))),
+    "whole grid": Case((1, 6, 7, 1, 48), (6, 7), (1, 1), (0, 0)),
+    "one point": Case((1, 4, 5, 1, 5), (1, 1), (1, 1), (0, 0)),
+    "solid": Case((1, 4, 4, 5, 1, 5), (3, 2, 3), (1, 1, 1), (0, 0, 0)),
+    "solid, all at once": Case((1, 5, 4, 6, 1, 5), (2, 3, 2), (2, 1, 2), (0, 1, 0), ((1, 5), (0, 3), (2, 6))),
+    "half": Case((1, 7, 8, 1, 48), (3, 5), (1, 1), (0, 0), dtype="float16", boxes=(32, 32)),
+}
+
+
+@pytest.fixture(scope="module")
+def errors():
+    """case -> relative errors of the result and of the gradients of q, k and v."""
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_against_tiles(errors, name):
+    assert len(errors[name]) == 4 and max(errors[name]) < TOLERANCE[CASES[name].dtype], errors[name]
+
+
+@pytest.mark.parametrize("name", ["strided", "autocast", "compiled"])
+def test_ways_to_call_it(errors, name):
+    assert max(errors[name]) < TOLERANCE["float16" if name == "autocast" else "float32"], errors[name]
+
+
+# -- the process that interprets --------------------------------------------------------------------------------------
+def _drawn(case):
+    """q, k and v at hand, and the axes."""
+    from core.ops.windows import Axis, Window
+
+    tensors = list(torch.randn(3, *case.shape, dtype=torch.float64).to(getattr(torch, case.dtype)).unbind())
+    axes = []
+    for dim, call in enumerate(zip(case.size, case.dilation, map(bool, case.causal), case.shape[1:]), 1):
+        window = Window(*call)
+        start, stop = case.rows[dim - 1] if case.rows else (0, window.total)
+        low, high = window.reach(start, stop)
+        for i, (first, last) in enumerate([(start, stop), (low, high), (low, high)]):
+            tensors[i] = tensors[i].narrow(dim, first, last - first)
+        axes.append(Axis(window, start, stop - start, low, high - low))
+    return tensors, tuple(axes)
+
+
+def _far(got, wanted):
+    return [
+        ((a.double() - b).abs().max() / b.abs().max().clamp_min(1)).item() for a, b in zip(got, wanted, strict=True)
+    ]
+
+
+def _both(function, tensors, wanted=None, dtype=torch.float64):
+    """Errors of a function, result and gradients, where the truth is ``wanted``, or itself in fp64."""
+    found = []
+    cotangent = torch.randn(tensors[0].shape, dtype=torch.float64)
+    for f, kind in ((wanted or function, dtype), (function, tensors[0].dtype)):
+        leaves = [t.detach().to(kind).requires_grad_() for t in tensors]
+        out = f(*leaves)
+        found.append((out.detach(), *torch.autograd.grad(out, leaves, cotangent.to(out.dtype))))
+    return _far(found[1], found[0])
+
+
+def _interpreted():
+    from core import neighborhood_attention
+    from core.kernels import neighborhood
+    from core.ops.neighborhood import _attention
+
+    table, far = neighborhood.CONFIGS, {}
+    for name, case in CASES.items():
+        torch.manual_seed(0)
+        neighborhood.CONFIGS = table
+        if case.boxes:
+            neighborhood.CONFIGS = {key: [neighborhood.Config(*case.boxes, 4, 1)] * 3 for key in table}
+        tensors, axes = _drawn(case)
+        far[name] = _both(lambda q, k, v, axes=axes: _attention(q, k, v, axes, 0.4), tensors)
+
+    neighborhood.CONFIGS = {key: [neighborhood.Config(32, 32, 4, 1)] * 3 for key in table}
+    x = torch.randn(3, 1, 6, 7, 2, 4)
+    turned = [t.transpose(1, 3).contiguous() for t in x]
+    far["strided"] = _both(
+        lambda q, k, v: neighborhood_attention(
+            q.transpose(1, 3), k.transpose(1, 3), v.transpose(1, 3).mT.contiguous().mT, 3
+        ).transpose(1, 3),
+        turned,
+    )
+    with torch.autocast("cpu", torch.float16):
+        far["autocast"] = _both(lambda *t: neighborhood_attention(*t, 3), x.unbind())
+    step = torch.compile(lambda *t: neighborhood_attention(*t, (3, 4)), fullgraph=True, backend="aot_eager")
+    far["compiled"] = _both(step, x.unbind(), lambda *t: neighborhood_attention(*t, (3, 4)))
+    return far
+
+
+if __name__ == "__main__":
+    print(json.dumps(_interpreted()))
