@@ -98,20 +98,26 @@ def tensors_in(args, kwargs=None):
 
 
 # -- arguments ------------------------------------------------------------------------------------------------------
+_NUMBERS = {int, float, bool, type(None), str, torch.dtype}  # looked at first: most arguments are one, tensors are few
+
+
 def _scan(args, tensors):
     """Hashable description of the arguments; collects their tensors in order."""
     key = []
     for a in args:
-        if isinstance(a, ShardTensor):
+        kind = type(a)
+        if kind in _NUMBERS:
+            key.append((kind, a))
+        elif kind is ShardTensor:
             tensors.append(a)
             key.append(a._spec)
+        elif kind is list or kind is tuple:
+            key.append(_scan(a, tensors))
         elif isinstance(a, torch.Tensor):
             tensors.append(a)
-            key.append(a.shape)
-        elif type(a) is list or type(a) is tuple:
-            key.append(_scan(a, tensors))
+            key.append(a._spec if isinstance(a, ShardTensor) else a.shape)
         else:
-            key.append((type(a), a))
+            key.append((kind, a))
     return tuple(key)
 
 
@@ -146,7 +152,9 @@ def _collect(args, tensors):
 def _fill(args, values):
     """The arguments with their tensors replaced by the next ones of an iterator."""
     return [
-        next(values)
+        a
+        if type(a) in _NUMBERS
+        else next(values)
         if isinstance(a, torch.Tensor)
         else type(a)(_fill(a, values))
         if type(a) is tuple or type(a) is list
