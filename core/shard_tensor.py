@@ -158,13 +158,16 @@ class ShardTensor(torch.Tensor):
                 ranks of that axis (or their extents along the sharded dim).
             global_shape: needed for ``"chunk"``; checked otherwise.
             check: compare shapes, sizes and dtypes of all ranks (one small all-gather an axis); raises on all alike.
-            grad_placements: as in :meth:`to_local`, of the gradient that ``local_tensor`` gets.
+            grad_placements: of the gradient that ``local_tensor`` gets; by default it is finished, and the same on all
+                ranks that hold the same.
 
         Raises:
             UndeterminedShardingError: shapes that contradict the placements.
         """
         spec = _spec_of_local(local_tensor, device_mesh, placements, sharding_shapes, global_shape, check)
-        return _FromLocal.apply(local_tensor, spec, _cotangent(spec, grad_placements))
+        return _FromLocal.apply(
+            local_tensor, spec, _cotangent(spec, grad_placements) if grad_placements else spec.finished()
+        )
 
     @staticmethod
     def from_dtensor(dtensor):
@@ -182,14 +185,16 @@ class ShardTensor(torch.Tensor):
 
         Args:
             grad_placements: what the gradients that come back are, one per axis. By default those of the own part, and
-                where a tensor is replicated equal on all ranks, as when each goes on with the same computation; where
-                each makes something else of it, ``Partial()``: their gradients add up.
+                of a replicated tensor terms of a sum, as each rank makes something of its own of it; ``Replicate()``
+                where all go on with the same computation, as :meth:`full_tensor` has it.
         """
-        return _ToLocal.apply(self, _cotangent(self._spec, grad_placements))
+        spec = self._spec
+        return _ToLocal.apply(self, _cotangent(spec, grad_placements) if grad_placements else spec.cotangent())
 
     def full_tensor(self):
         """The whole as a plain tensor on every rank. Differentiable; every rank goes on with the same computation."""
-        return self.redistribute_to(self._spec.replicated()).to_local()
+        whole = self.redistribute_to(self._spec.replicated())
+        return _ToLocal.apply(whole, whole._spec)
 
     def redistribute(self, device_mesh=None, placements=None, sizes=None):
         """The same tensor cut otherwise. Differentiable.
@@ -284,9 +289,7 @@ def local_cotangent(grad, spec):
 
 
 def _cotangent(spec, placements):
-    """What the gradient of a local tensor is; as :meth:`ShardTensor.to_local` says."""
-    if placements is None:
-        return spec.finished()
+    """The spec of a gradient that lies as ``placements`` say and is cut as its value."""
     return make_spec(spec.mesh, placements, spec.shape, {a: s for a, s in enumerate(spec.sizes) if s is not None})
 
 

@@ -153,13 +153,13 @@ def _gradient_through_local(meshes):
                 x = scatter_tensor(whole, None, mesh, [p], requires_grad=True)
                 y = x.redistribute(placements=[q])
                 cut = scatter_tensor(w, None, mesh, [q])
-                (y.to_local() * cut.to_local()).sum().backward()
+                (y.to_local(grad_placements=[q]) * cut.to_local()).sum().backward()
                 torch.testing.assert_close(x.grad.full_tensor(), w, atol=1e-6, rtol=1e-6)
             x.grad = None
             (x.full_tensor() * w).sum().backward()
             torch.testing.assert_close(x.grad.full_tensor(), w, atol=1e-6, rtol=1e-6)
             x.grad = None
-            mine = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+            mine = x.redistribute(placements=[Replicate()]).to_local()
             (mine * w * (mesh.get_local_rank() + 1)).sum().backward()  # every rank makes something else of it
             total = w * sum(r + 1 for r in range(mesh.size()))
             torch.testing.assert_close(x.grad.full_tensor(), total, atol=1e-6, rtol=1e-6)

@@ -139,7 +139,7 @@ def _ragged(points, queries, radius):
         return _within(points, queries, radius, (points.shape[0],), ALONE)
     points, queries = (t if isinstance(t, ShardTensor) else promote(t, mesh) for t in (points, queries))
     *specs, travel = _specs(*(t._spec.cut_once().finished() for t in (points, queries)))
-    locals_ = [t.redistribute_to(s).to_local(s.cotangent().placements) for t, s in zip((points, queries), specs)]
+    locals_ = [t.redistribute_to(s).to_local() for t, s in zip((points, queries), specs)]
     distances, indices, counts = _within(*locals_, radius, *travel)
     placements = specs[1].placements
     sizes = dict(enumerate(specs[1].sizes))
