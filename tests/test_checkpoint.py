@@ -241,6 +241,9 @@ def _background(meshes, folder):
             truth, extra = [everything(*state)], {"losses": [1]}
             saver.save(1, *state[:2], extra, state[2])
             assert started.wait(30)
+            if dist.get_rank() == 0:  # its writing is done, and waits for that of the others
+                go.set()
+                time.sleep(0.2)
             for _ in range(3):
                 move(*state)
                 extra["losses"].append(2)

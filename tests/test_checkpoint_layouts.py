@@ -84,7 +84,7 @@ def _saves(rank, mesh, folder):
 
 
 def _loads(mesh, folder, truth):
-    model, optimizer, ema = trained(mesh, 1)
+    model, optimizer, ema = trained(mesh, 0)
     kept = model.pos, model.pos._spec
     with trace() as sent:
         state = checkpoint.load(checkpoint.latest(folder), model, optimizer, ema)
