@@ -115,7 +115,7 @@ def _interpreted():
         torch.manual_seed(0)
         neighborhood.CONFIGS = table
         if case.boxes:
-            neighborhood.CONFIGS = {key: [neighborhood.Config(*case.boxes, 4, 1)] * 3 for key in table}
+            neighborhood.CONFIGS = {key: [neighborhood.Config(*case.boxes, 4, 1, True)] * 3 for key in table}
         tensors, axes = _drawn(case)
         far[name] = _both(lambda q, k, v, axes=axes: _attention(q, k, v, axes, 0.4), tensors)
 

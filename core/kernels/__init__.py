@@ -79,9 +79,11 @@ def _forward(q, k, v, axes, scale):
 def _backward(grad, q, k, v, out, sums, axes, scale):
     from core.kernels import neighborhood
 
-    gradients = _gradients(q, k, v)
-    neighborhood.backward(grad, q, k, v, out, sums, *gradients, _axes(axes), scale)
-    return gradients
+    dq, dk, dv = _gradients(q, k, v)
+    both, call = sums.new_empty(*sums.shape, 2), (_axes(axes), scale)
+    neighborhood.backward_queries(grad, q, k, v, out, sums, both, dq, *call)
+    neighborhood.backward_keys(grad, q, k, v, both, dk, dv, *call)
+    return dq, dk, dv
 
 
 for _kind in ("CUDA", "CPU"):

@@ -19,24 +19,25 @@ from core.kernels import boxes
 
 
 class Config(NamedTuple):
-    """How one kernel is cut: points in a box that a program owns and in one that it walks over; a power of two each."""
+    """How one kernel is cut: points in a box that a program owns and in one that it walks over, powers of two; whether
+    48 channels are two parts, 32 and 16, or one that is padded to 64."""
 
     own: int
     walk: int
     warps: int
     stages: int
+    split: bool = False
 
 
 # (channels at most, bytes of a number) -> forward, gradient of queries, gradients of keys and values
 CONFIGS = {
-    (64, 2): [Config(128, 64, 4, 3), Config(128, 64, 8, 2), Config(128, 64, 8, 2)],
-    (128, 2): [Config(128, 64, 8, 2), Config(128, 64, 8, 2), Config(64, 64, 4, 2)],
+    (64, 2): [Config(64, 64, 4, 3), Config(64, 64, 4, 2), Config(64, 64, 4, 2)],
+    (128, 2): [Config(64, 64, 4, 2), Config(64, 64, 4, 2), Config(64, 64, 4, 2)],
     (256, 2): [Config(64, 32, 4, 2), Config(64, 32, 8, 2), Config(64, 32, 8, 2)],
     (64, 4): [Config(64, 32, 4, 2), Config(64, 32, 4, 1), Config(64, 32, 4, 1)],
-    (128, 4): [Config(64, 32, 4, 1), Config(32, 32, 4, 1), Config(32, 32, 4, 1)],
-    (256, 4): [Config(32, 16, 4, 1), Config(32, 16, 4, 1), Config(32, 16, 4, 1)],
+    (128, 4): [Config(64, 32, 8, 1), Config(32, 32, 8, 1), Config(32, 32, 8, 1)],
+    (256, 4): [Config(32, 16, 8, 1), Config(32, 16, 8, 1), Config(32, 16, 8, 1)],
 }
-SPLIT = True  # 48 channels as 32 + 16, not as 64
 
 
 @triton.jit
@@ -47,13 +48,16 @@ def _forward(
 ):  # fmt: skip
     """Results, and the binary logarithms of the sums of exponentials."""
     here, start, stop, low, high, length, q_at, k_at = boxes.program(axes, tiles, heads, False, WINDOWS, OWN)
+    count = boxes.steps(low, high, WALK)
+    if count <= 0:  # nothing is owned
+        return
     queries = boxes.box(start, OWN)
     q = boxes.load(Q, boxes.offsets(Q, here, queries, stop, q_at, WINDOWS), CHANNELS, PARTS)
     most = tl.full((OWN[0] * OWN[1] * OWN[2],), -1e30, tl.float32)  # finite: differences are defined from the start
     total = tl.full((OWN[0] * OWN[1] * OWN[2],), 0, tl.float32)
     out = boxes.zeros(OWN, PARTS)
     at = low
-    for _ in range(boxes.steps(low, high, WALK)):
+    for _ in range(count):
         keys = boxes.box(at, WALK)
         k = boxes.load(K, boxes.offsets(K, here, keys, high, k_at, WINDOWS), CHANNELS, PARTS)
         v = boxes.load(V, boxes.offsets(V, here, keys, high, k_at, WINDOWS), CHANNELS, PARTS)
@@ -80,6 +84,9 @@ def _backward_queries(
 ):  # fmt: skip
     """Gradient of queries, and the products of results with their gradients, which the other kernel needs too."""
     here, start, stop, low, high, length, q_at, k_at = boxes.program(axes, tiles, heads, False, WINDOWS, OWN)
+    count = boxes.steps(low, high, WALK)
+    if count <= 0:  # nothing is owned
+        return
     queries = boxes.box(start, OWN)
     there = boxes.before(queries, stop)
     q = boxes.load(Q, boxes.offsets(Q, here, queries, stop, q_at, WINDOWS), CHANNELS, PARTS)
@@ -95,7 +102,7 @@ def _backward_queries(
     tl.store(D[0] + ones + 1, d, mask=there)
     dq = boxes.zeros(OWN, PARTS)
     at = low
-    for _ in range(boxes.steps(low, high, WALK)):
+    for _ in range(count):
         keys = boxes.box(at, WALK)
         k = boxes.load(K, boxes.offsets(K, here, keys, high, k_at, WINDOWS), CHANNELS, PARTS)
         v = boxes.load(V, boxes.offsets(V, here, keys, high, k_at, WINDOWS), CHANNELS, PARTS)
@@ -117,12 +124,18 @@ def _backward_keys(
     """Gradients of keys and values."""
     here, start, stop, low, high, length, q_at, k_at = boxes.program(axes, tiles, heads, True, WINDOWS, OWN)
     keys = boxes.box(start, OWN)
+    there = boxes.before(keys, stop)
+    count, to = boxes.steps(low, high, WALK), boxes.offsets(DK, here, keys, stop, k_at, WINDOWS)
+    dk, dv = boxes.zeros(OWN, PARTS), boxes.zeros(OWN, PARTS)
+    if count <= 0:  # no query sees these; that a loop runs at all lets the compiler overlap its products
+        boxes.store(DK, to, there, dk, CHANNELS, PARTS)
+        boxes.store(DV, to, there, dv, CHANNELS, PARTS)
+        return
     k = boxes.load(K, boxes.offsets(K, here, keys, stop, k_at, WINDOWS), CHANNELS, PARTS)
     v = boxes.load(V, boxes.offsets(V, here, keys, stop, k_at, WINDOWS), CHANNELS, PARTS)
-    dk, dv = boxes.zeros(OWN, PARTS), boxes.zeros(OWN, PARTS)
     column = tl.arange(0, COLUMNS)[None, :]
     at = low
-    for _ in range(boxes.steps(low, high, WALK)):
+    for _ in range(count):
         queries = boxes.box(at, WALK)
         q = boxes.load(Q, boxes.offsets(Q, here, queries, high, q_at, WINDOWS), CHANNELS, PARTS)
         g = boxes.load(G, boxes.offsets(G, here, queries, high, q_at, WINDOWS), CHANNELS, PARTS)
@@ -138,9 +151,8 @@ def _backward_keys(
         dv = boxes.added(dv, p, g, PRECISION)
         dk = boxes.added(dk, ds, q, PRECISION)
         at = boxes.next_box(at, low, high, WALK)
-    there, dk = boxes.before(keys, stop), boxes.times(dk, factor)
-    boxes.store(DK, boxes.offsets(DK, here, keys, stop, k_at, WINDOWS), there, dk, CHANNELS, PARTS)
-    boxes.store(DV, boxes.offsets(DV, here, keys, stop, k_at, WINDOWS), there, dv, CHANNELS, PARTS)
+    boxes.store(DK, to, there, boxes.times(dk, factor), CHANNELS, PARTS)
+    boxes.store(DV, to, there, dv, CHANNELS, PARTS)
 
 
 # -- launches ---------------------------------------------------------------------------------------------------------
@@ -158,11 +170,19 @@ def forward(q, k, v, out, sums, axes, scale):
     _launch(_forward, 0, (q, k, v, out, _ones(sums)), axes, (scale * log2(e),))
 
 
-def backward(grad, q, k, v, out, sums, dq, dk, dv, axes, scale):
-    """The gradients of q, k and v from that of the results, into ``dq``, ``dk`` and ``dv``."""
-    both, scales = sums.new_empty(*sums.shape, 2), (scale * log2(e), scale)
-    _launch(_backward_queries, 1, (q, k, v, out, grad, _ones(sums), both.movedim(1, -2), dq), axes, scales)
-    _launch(_backward_keys, 2, (q, k, v, grad, both.movedim(1, -2), dk, dv), axes, scales)
+def backward_queries(grad, q, k, v, out, sums, both, dq, axes, scale):
+    """The gradient of q from that of the results, into ``dq``.
+
+    Args:
+        both: fp32 (batch, heads, *grid, 2); takes what `backward_keys` needs.
+    """
+    tensors = q, k, v, out, grad, _ones(sums), both.movedim(1, -2), dq
+    _launch(_backward_queries, 1, tensors, axes, (scale * log2(e), scale))
+
+
+def backward_keys(grad, q, k, v, both, dk, dv, axes, scale):
+    """The gradients of k and v from that of the results, into ``dk`` and ``dv``."""
+    _launch(_backward_keys, 2, (q, k, v, grad, both.movedim(1, -2), dk, dv), axes, (scale * log2(e), scale))
 
 
 def _ones(sums):
@@ -183,7 +203,7 @@ def _launch(kernel, number, tensors, axes, scales):
     with torch.accelerator.device_index(q.device.index):
         kernel[(programs,)](
             *((t, _strides(t, filled)) for t in map(_close, tensors)), points, tiles, heads, *scales,
-            CHANNELS=channels, PARTS=parts_of(channels), WINDOWS=windows, OWN=own, WALK=walk,
+            CHANNELS=channels, PARTS=parts_of(channels, config.split), WINDOWS=windows, OWN=own, WALK=walk,
             PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32", **more,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
@@ -202,11 +222,11 @@ def box_of(points, extents):
     return tuple(box)
 
 
-def parts_of(channels):
+def parts_of(channels, split):
     """(first, width) of the parts of channels: powers of two from 16 on, two where that pads less than one."""
     whole = max(16, 1 << (channels - 1).bit_length())
     rest = max(16, 1 << max(channels - whole // 2 - 1, 0).bit_length())
-    return ((0, whole // 2), (whole // 2, rest)) if SPLIT and 16 <= rest < whole // 2 else ((0, whole),)
+    return ((0, whole // 2), (whole // 2, rest)) if split and 16 <= rest < whole // 2 else ((0, whole),)
 
 
 def _close(t):
