@@ -40,17 +40,17 @@ def refuse():
     raise InputError("a chunk is damaged", file="c/0")
 
 
-def _works(rank, victim, way, busy):
+def _works(rank, victim, way, busy, backend="gloo"):
     """Messages without end, in which one rank dies; the others meet it in a collective, or are busy elsewhere."""
 
     def main(argv):
-        DistributedManager.initialize(backend="gloo")
+        DistributedManager.initialize(backend=backend)
         for step in range(10_000):
             if step == 20 and rank == victim:
                 way()
             if step == 20 and busy:
                 time.sleep(120)
-            dist.all_reduce(torch.ones(100))
+            dist.all_reduce(torch.ones(100, device=DistributedManager().device))
 
     command(main)()
 
@@ -72,6 +72,13 @@ def test_a_death_ends_the_others_by_name(way, victim, busy, status, words):
     for rank in {0, 1, 2} - {victim}:
         assert outcome[rank][0] > 0, outcome[rank]  # not killed for want of time
         assert f"error: rank {rank} ends because {words}" in outcome[rank][1], outcome[rank]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way, words", [(kill, "died without a word"), (fail, "failed: ZeroDivisionError")])
+def test_a_death_ends_the_others_where_collectives_wait_for_ever(way, words):
+    outcome = launch(2, _works, 1, way, False, "nccl", timeout=120)
+    assert outcome[0][0] > 0 and f"rank 0 ends because rank 1 {words}" in outcome[0][1], outcome
 
 
 def _ends_apart(rank, alike):
@@ -118,7 +125,7 @@ def test_a_restart_ends_in_the_weights_of_an_undisturbed_run(tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     done = subprocess.run(
         [sys.executable, *torchrun, fault_worker.__file__, str(broken)],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "exitcode: -9) local_rank: 1" in done.stderr and done.stderr.count("resumed from") == 1, done.stderr
