@@ -6,6 +6,7 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.distributed_c10d import _resolve_process_group as group_named
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes as no_modes  # real numbers while a graph is traced
 
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
@@ -63,6 +64,11 @@ def transforming():
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
+def ddp_ignores(module, names):
+    """Tells DDP to leave some parameters of a module alone."""
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+
+
 def at_end_of_backward(function):
     """Calls ``function`` when the running backward pass is done."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
@@ -103,6 +109,7 @@ __all__ = [
     "NoDispatch",
     "NoTorchFunction",
     "at_end_of_backward",
+    "ddp_ignores",
     "dtensor_from_local",
     "fused_attention",
     "fused_encoder_layer",
