@@ -68,8 +68,8 @@ class Watch:
 
     def _listen(self):
         word = _word(self._line)
-        verdict = json.loads(word) if word else {"ranks": [0], "text": "rank 0 died without a word"}
-        if self._closed or verdict == LEFT or self.rank in verdict["ranks"]:
+        verdict = json.loads(word) if word else {"known_to": [], "text": "rank 0 died without a word"}
+        if self._closed or verdict == LEFT or self.rank in verdict["known_to"]:
             return
         print(f"error: rank {self.rank} ends because {verdict['text']}", file=sys.stderr, flush=True)
         if not self._leaving:
@@ -141,7 +141,9 @@ def _verdict(ends, world):
         if 0 < len(silent) <= world // 2:
             text += f"; {_ranks(silent)} had not failed {PATIENCE:g} s later"
     left = [rank for rank, how in ends.items() if how == LEFT]
-    return {"ranks": blamed, "text": text + (f"; {_ranks(left)} had left before" if left else "")}
+    if left:  # too early, perhaps
+        return {"known_to": [], "text": f"{text}; {_ranks(left)} had left before"}
+    return {"known_to": blamed, "text": text}
 
 
 def _ranks(ranks):

@@ -92,6 +92,20 @@ def _ends_apart(rank, alike):
     command(main)()
 
 
+def _leaves_early(rank):
+    def main(argv):
+        DistributedManager.initialize(backend="gloo")
+        if rank == 0:
+            dist.all_reduce(torch.ones(2))
+
+    command(main)()
+
+
+def test_a_rank_that_left_too_early_is_named():
+    status, text = launch(2, _leaves_early)[0]
+    assert status == 1 and re.search("rank 0 failed: RuntimeError.*; rank 1 had left before", text), text
+
+
 def test_regular_ends_at_different_times_are_no_deaths():
     succeed(3, _ends_apart, False)
 
