@@ -3,10 +3,15 @@
 from contextlib import nullcontext
 
 import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.distributed_c10d import _register_process_group as register_group
 from torch.distributed.distributed_c10d import _resolve_process_group as group_named
+from torch.distributed.distributed_c10d import _unregister_process_group as unregister_group
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_modes  # real numbers while a graph is traced
 
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
@@ -34,9 +39,12 @@ def unseen_by_checkpoints():
     return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
-def in_its_pass(operator, *args):
-    """Sends a message, which a compiled backward pass keeps to itself. The compiler would put what does not depend on
-    incoming gradients into the forward pass, on the ranks where that is so, and the ranks would send out of step."""
+def send(operator, *args):
+    """Sends a message to the group that the last argument names. The ranks' graphs differ, their messages must not: the
+    compiler may not take two messages for one because a rank without rows fills both with the same, nor put one of a
+    backward pass into the forward pass because on this rank it does not depend on incoming gradients."""
+    if torch.compiler.is_compiling():
+        args = (*args[:-1], _another_name(args[-1]))
     meta = torch.fx.traceback.current_meta
     if meta.get("partitioner_tag") != "is_backward":
         return operator(*args)
@@ -45,6 +53,15 @@ def in_its_pass(operator, *args):
         return operator(*args)
     finally:
         meta["partitioner_tag"] = "is_backward"
+
+
+_names: list[str] = []
+
+
+def _another_name(name):
+    _names.append(f"{name}#{len(_names)}")
+    register_group(_names[-1], group_named(name))
+    return _names[-1]
 
 
 def transformed(tensor):
@@ -62,6 +79,14 @@ def transformed(tensor):
 def transforming():
     """Whether a transform of torch.func or forward-mode differentiation is at work."""
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+def never_symbolic(tensor):
+    """Tells the compiler to take the sizes of a tensor, or of all tensors of a class, as numbers."""
+    tensor._dynamo_static_indices = _ALL_DIMS
+
+
+_ALL_DIMS = set(range(64))
 
 
 def ddp_ignores(module, names):
@@ -89,9 +114,18 @@ def group_name(group):
     return group.group_name
 
 
+def join_fake_world(ranks, rank):
+    """Makes a process group of so many ranks of which there is but this one: messages go nowhere."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # brings the backend "fake" along
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+
+
 def release_groups(mesh):
     """Drops the process groups that a root mesh (and with it its submeshes) holds on to."""
     getattr(mesh, "_pg_registry", {}).clear()
+    while _names:
+        unregister_group(_names.pop())
 
 
 def dtensor_from_local(local, mesh, placements, shape, stride):
@@ -106,6 +140,9 @@ def wait(tensor):
 
 __all__ = [
     "AsyncCollectiveTensor",
+    "DispatchMode",
+    "FakeTensor",
+    "FakeTensorMode",
     "NoDispatch",
     "NoTorchFunction",
     "at_end_of_backward",
@@ -116,16 +153,18 @@ __all__ = [
     "group_name",
     "group_named",
     "has_hooks",
-    "in_its_pass",
     "is_nothing",
+    "join_fake_world",
     "keeps_graph",
     "make_dual",
     "make_wrapper_subclass",
     "mask_is_left_aligned",
     "no_modes",
+    "never_symbolic",
     "no_torch_function",
     "pad",
     "release_groups",
+    "send",
     "transformed",
     "transforming",
     "unseen_by_checkpoints",

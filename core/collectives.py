@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.autograd import Function
 
-from core._torch import group_name, in_its_pass, wire
+from core._torch import group_name, send, wire
 from core.debug import record
 
 
@@ -67,7 +67,7 @@ def start_all_reduce(x, group, op="sum"):
         return lambda: x
     nbytes = x.numel() * x.element_size() * 2 * (group.size - 1) // group.size
     message = _recorded("all_reduce", nbytes, x.device)
-    handle = in_its_pass(wire.all_reduce, x.contiguous(), op, group.name)
+    handle = send(wire.all_reduce, x.contiguous(), op, group.name)
     return lambda: _sent(message, x.device, handle)
 
 
@@ -85,7 +85,7 @@ def _send_all_gather(x, group):
     """Equal blocks of every rank, stacked along dim 0."""
     message = _recorded("all_gather", x.numel() * x.element_size() * (group.size - 1), x.device)
     flat = as_bytes(x.reshape(-1))
-    flat = _sent(message, x.device, in_its_pass(wire.all_gather_into_tensor, flat, group.size, group.name))
+    flat = _sent(message, x.device, send(wire.all_gather_into_tensor, flat, group.size, group.name))
     return flat.view(x.dtype).view(len(x) * group.size, *x.shape[1:])
 
 
@@ -93,7 +93,7 @@ def _send_reduce_scatter(x, group):
     nbytes = x.numel() * x.element_size() * (group.size - 1) // group.size
     message = _recorded("reduce_scatter", nbytes, x.device)
     return _sent(
-        message, x.device, in_its_pass(wire.reduce_scatter_tensor, x.contiguous(), "sum", group.size, group.name)
+        message, x.device, send(wire.reduce_scatter_tensor, x.contiguous(), "sum", group.size, group.name)
     )
 
 
@@ -104,7 +104,7 @@ def _send_all_to_all(flat, out_splits, in_splits, group):
     moved = as_bytes(flat)
     unit = moved.element_size() and flat.element_size() // moved.element_size()
     splits = [[n * unit for n in counts] for counts in (out_splits, in_splits)]
-    out = in_its_pass(wire.all_to_all_single, moved.reshape(-1), *splits, group.name)
+    out = send(wire.all_to_all_single, moved.reshape(-1), *splits, group.name)
     return _sent(message, flat.device, out).view(flat.dtype)
 
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 from core import collectives as c
-from core._torch import NoTorchFunction, dtensor_from_local, make_wrapper_subclass, wait
+from core._torch import NoTorchFunction, dtensor_from_local, make_wrapper_subclass, never_symbolic, wait
 from core.errors import ShardingError, UndeterminedShardingError
 from core.redistribute import move
 from core.spec import ShardTensorSpec, make_spec, memory_format_of, replicated_spec
@@ -66,6 +66,8 @@ class ShardTensor(torch.Tensor):
         return uuid.uuid4().hex
 
     def __tensor_flatten__(self):
+        if type(self._local_tensor) is torch.Tensor:  # a spec holds numbers, also where sizes change from call to call
+            never_symbolic(self._local_tensor)
         return ["_local_tensor"], (self._spec, self.requires_grad)
 
     @staticmethod
@@ -257,6 +259,9 @@ class ShardTensor(torch.Tensor):
 
     def __array__(self, dtype=None, copy=None):
         self.numpy()
+
+
+never_symbolic(ShardTensor)
 
 
 def _restored(rank, local, spec, *rest):

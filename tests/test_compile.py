@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.distributed.tensor import Shard
 
 from apps.aero.model import ModelConfig, Transolver
@@ -46,6 +48,52 @@ def test_a_whole_model(pool, name):
     pool.run(whole_model, name, "aot_eager_decomp_partition", timeout=240)
 
 
+# -- parts of a model, and sizes that change -------------------------------------------------------------------------
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.qkv = nn.ModuleList(Layer() for _ in range(2)), nn.Linear(8, 24)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x
+
+
+def sizes_that_change(meshes, regional):
+    """Compiled layers between eager attention, and a whole network as torch.compile takes it by default: any split,
+    empty ones too (a rank without rows must not be thought to send one message where it sends two), and any size."""
+    torch._dynamo.reset()
+    model, plain, backend = Network().double(), Network().double(), "aot_eager_decomp_partition"
+    plain.load_state_dict(model.state_dict())
+    run = model if regional else torch.compile(model, backend=backend)
+    for layer in model.layers if regional else ():
+        layer.compile(fullgraph=True, dynamic=False, backend=backend)
+    for splits in ((5, 4), (7, 2), (6, 6), (0, 7)):
+        x = torch.randn(2, sum(splits), 8, dtype=torch.float64)
+        expected = _step(plain, list(plain.parameters()), x.clone().requires_grad_())
+        part = scatter_tensor(x, None, meshes["2"], [Shard(1)], sizes={0: splits}, requires_grad=True)
+        for got, wanted in zip(_step(run, list(model.parameters()), part), expected, strict=True):
+            torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("regional", [True, False], ids=["layers", "whole"])
+def test_sizes_that_change(pool, regional):
+    pool.run(sizes_that_change, regional, timeout=240)
+
+
+# -- what is kept -------------------------------------------------------------------------------------------------
 def kept_graphs(meshes):
     """Rules change: what one process traced with its rules is not taken for the graph of another."""
     x = scatter_tensor(torch.arange(7.0), None, meshes["2"], [Shard(0)])
