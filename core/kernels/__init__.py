@@ -6,6 +6,7 @@ the process, they run on CPU tensors too.
 """
 
 import os
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 
@@ -17,6 +18,7 @@ from core.ops.windows import Axis, Window
 MOST_CHANNELS = 256
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DTYPES = torch.float16, torch.bfloat16, torch.float32
+_planned = False
 
 _library = torch.library.Library("core", "FRAGMENT")
 _library.define("neighborhood_forward(Tensor q, Tensor k, Tensor v, int[] axes, float scale) -> (Tensor, Tensor)")
@@ -33,8 +35,19 @@ def _there():
 
 def has_kernel(q, scale):
     """Whether attention of these queries over neighbourhoods has a kernel."""
-    here = q.device.type == "cuda" or (_INTERPRETED and q.device.type == "cpu")
-    return here and q.dtype in _DTYPES and q.shape[-1] <= MOST_CHANNELS and scale > 0 and _there()
+    here = q.device.type == "cuda" or ((_INTERPRETED or _planned) and q.device.type == "cpu")
+    return here and q.dtype in _DTYPES and q.shape[-1] <= MOST_CHANNELS and scale > 0 and (_planned or _there())
+
+
+@contextmanager
+def as_on_a_gpu():
+    """Tensors of the CPU take the way of those of a GPU: :mod:`core.plan` asks what it would cost, on fake ones."""
+    global _planned
+    _planned = True
+    try:
+        yield
+    finally:
+        _planned = False
 
 
 class Neighborhood(torch.autograd.Function):

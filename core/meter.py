@@ -1,0 +1,130 @@
+"""What a computation holds and does: the bytes that are alive and their peak, and the work of every operation.
+
+A :class:`Meter` sees the operations on plain tensors below autograd, those of the backward pass too, and follows each
+storage from the operation that made it until its last owner lets go. It does not ask what is in a tensor, so fake
+tensors, which have no numbers, are measured as real ones are.
+"""
+
+import weakref
+from collections import Counter
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import flop_registry
+
+from core._torch import DispatchMode, FakeTensor, wire
+
+_BLOCK = 512  # bytes; the allocator of a GPU hands out multiples
+_PLAIN = {torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor}
+aten = torch.ops.aten
+_ALIKE = {  # torch's own count names the kernels of GPUs only
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
+}
+
+
+class Work(NamedTuple):
+    """One operation: its name, floating-point operations, bytes read and written, and the dtype of its first tensor."""
+
+    name: str
+    flops: int
+    nbytes: int
+    dtype: torch.dtype
+
+
+class Meter(DispatchMode):
+    """Measures what runs inside the context.
+
+    Attributes:
+        now, peak: bytes alive, of what was made inside, and the most there were since the last :meth:`restart`.
+        work: a counter of :class:`Work`, of every operation that is more than a view.
+        calls: operations on plain tensors, views included.
+        wrapped: operations on tensors of other classes, such as ShardTensors, which then made some of the former.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.now, self._alive = 0, {}
+        self.restart()
+
+    def restart(self):
+        """Counts anew; what is alive stays so."""
+        self.peak, self.calls, self.wrapped, self.work = self.now, 0, 0, Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not _PLAIN.issuperset(types):
+            self.wrapped += 1
+            return NotImplemented
+        out = func(*args, **kwargs)
+        if func is wire.wait_tensor.default:  # of a fake message that would be another tensor than what is waited for
+            out = args[0]
+        made = _tensors(out)
+        if made:
+            self._note(func, args, kwargs, out, made)
+        return out
+
+    def _note(self, func, args, kwargs, out, made):
+        self.calls += 1
+        used = _tensors((args, tuple(kwargs.values())))
+        places = {id(t.untyped_storage()) for t in used}
+        fresh = [t for t in made if id(t.untyped_storage()) not in places]
+        for t in fresh:
+            self._follow(t.untyped_storage())
+        if (fresh or _writes(func)) and func.namespace != "_c10d_functional" and func not in _EMPTY:
+            name, nbytes = func.overloadpacket.__name__, sum(map(_touched, [*used, *made]))
+            self.work[Work(name, _flops(func, args, kwargs, out), nbytes, (used or made)[0].dtype)] += 1
+
+    def _follow(self, storage):
+        key = id(storage)
+        if key not in self._alive:
+            size = self._alive[key] = -(-storage.nbytes() // _BLOCK) * _BLOCK
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._forget, key).atexit = False
+
+    def _forget(self, key):
+        self.now -= self._alive.pop(key)
+
+
+_EMPTY = {aten.empty.memory_format, aten.new_empty.default, aten.new_empty_strided.default, aten.empty_like.default}
+
+
+def _tensors(values):
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, (tuple, list)):
+        return [t for v in values for t in _tensors(v)]
+    return []
+
+
+@cache
+def _writes(func):
+    return any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+
+
+def _touched(t):
+    """Bytes of a tensor; of an expanded one those that exist."""
+    return min(t.numel() * t.element_size(), t.untyped_storage().nbytes())
+
+
+def _flops(func, args, kwargs, out):
+    packet = func.overloadpacket
+    if packet.__name__ in _WINDOWED:
+        return _of_windows(packet.__name__, args)
+    count = flop_registry.get(_ALIKE.get(packet, packet))
+    return int(count(*args, **kwargs, out_val=out)) if count else 0
+
+
+_WINDOWED = {"neighborhood_forward": 4, "neighborhood_backward": 10}  # per pair of points and channel
+
+
+def _of_windows(name, args):
+    """Every query meets the keys of its window, whose sizes are the first of eight numbers of an axis."""
+    q, axes = args[name == "neighborhood_backward"], args[-2]
+    pairs = q.numel()
+    for size in axes[::8]:
+        pairs *= size
+    return _WINDOWED[name] * pairs
