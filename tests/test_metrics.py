@@ -44,15 +44,41 @@ def test_sums_of_parts_are_the_sum_of_the_whole_and_not_a_mean_of_scores():
 def test_events(below):
     truth = torch.tensor([10.0, 30.0, 30.0, 10.0, 30.0, NAN])
     forecast = torch.tensor([10.0, 30.0, 10.0, 30.0, 30.0, 30.0])
-    sums = metrics.event_sums(forecast, truth, truth.isfinite(), (20.0, 99.0), below=below)
+    sums = metrics.event_sums(forecast[None], truth, truth.isfinite(), (20.0, 99.0), below=below)
     hit, miss, false = (1, 1, 1) if below else (2, 1, 1)
-    assert [sums[k][0].item() for k in ("hit", "miss", "false_alarm")] == [hit, miss, false]
+    assert sums["happened"][0].tolist() == [miss, hit] and sums["absent"][0].tolist() == [5 - hit - miss - false, false]
     got = metrics.scores(sums)
     assert got["csi"][0].item() == pytest.approx(hit / (hit + miss + false))
     assert got["pod"][0].item() == pytest.approx(hit / (hit + miss))
     assert got["far"][0].item() == pytest.approx(false / (hit + false))
     assert got["frequency_bias"][0].item() == pytest.approx(1.0)
+    assert got["brier"][0].item() == pytest.approx((miss + false) / 5)
     assert math.isnan(got["csi"][1]) or below  # nothing is above 99, everything below
+
+
+def test_probabilities_of_events():
+    """Six points, two members; by hand."""
+    members = torch.tensor([[1.0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 1]])  # chances 1, 1, 1/2, 0, 0, 1/2
+    truth = torch.tensor([1.0, 0, 1, 0, 0, 1])
+    sums = metrics.event_sums(members, truth, torch.ones(6, dtype=torch.bool), (0.5,))
+    got = {name: value[0] for name, value in metrics.scores(sums).items()}
+    assert got["brier"].item() == pytest.approx((1 + 2 / 4) / 6)
+    assert got["brier_fair"].item() == pytest.approx((1 + 2 / 4) / 6 - (2 * 1 / (4 * 1)) / 6)
+    assert got["brier_skill"].item() == pytest.approx(1 - (1.5 / 6) / 0.25)
+    assert got["reliability"].tolist() == [0.0, 1.0, 0.5]
+    assert got["forecasts"].tolist() == pytest.approx([1 / 3] * 3)
+    assert got["roc_pod"].tolist() == pytest.approx([0, 1 / 3, 1, 1])
+    assert got["roc_pofd"].tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1])
+    assert got["roc_area"].item() == pytest.approx(1 / 3 * 1 / 6 + 2 / 3)
+    assert got["csi"].item() == pytest.approx(4 / (4 + 2 + 2))  # 12 forecasts: 4 hits, 2 misses, 2 false alarms
+
+
+def test_ranks_share_the_places_of_equal_values():
+    """0 < 1 < 2: third of three places; a truth that equals both members falls on all three in equal parts."""
+    members, truth = torch.tensor([[0.0, 5, 0, 1], [1, 5, 2, 3]]), torch.tensor([2.0, 5, 0, 9])
+    sums = metrics.rank_sums(members, truth, torch.tensor([True, True, True, False]))
+    assert sums["ranks"].tolist() == pytest.approx([1 / 3 + 1 / 2, 1 / 3 + 1 / 2, 1 + 1 / 3])
+    assert metrics.scores(sums)["rank_histogram"].sum().item() == pytest.approx(1)
 
 
 def _gaussian_crps(y):
@@ -106,19 +132,21 @@ def test_fss_of_displaced_cells():
     """A cell displaced by d cells scores (n - d) / n in a window of n > d."""
     forecast, truth = _pixels(8)[:1], _pixels(10)[0]
     valid = torch.ones(21, 21, dtype=torch.bool)
-    got = metrics.scores(metrics.fraction_sums(forecast, truth, valid, 20.0, (1, 3, 5, 9)))["fss"]
-    assert got.tolist() == pytest.approx([0.0, 1 / 3, 3 / 5, 7 / 9])
-    cold = metrics.scores(metrics.fraction_sums(-forecast, -truth, valid, -20.0, (1, 3, 5, 9), below=True))["fss"]
-    assert cold.tolist() == pytest.approx(got.tolist())
-    assert metrics.scores(metrics.fraction_sums(truth[None], truth, valid, 20.0, (1, 5)))["fss"].tolist() == [1.0, 1.0]
+    got = metrics.scores(metrics.fraction_sums(forecast, truth, valid, (20.0,), (1, 3, 5, 9)))["fss"]
+    assert got[0].tolist() == pytest.approx([0.0, 1 / 3, 3 / 5, 7 / 9])
+    cold = metrics.scores(metrics.fraction_sums(-forecast, -truth, valid, (-20.0,), (1, 3, 5, 9), below=True))["fss"]
+    assert cold[0].tolist() == pytest.approx(got[0].tolist())
+    assert metrics.scores(metrics.fraction_sums(truth[None], truth, valid, (20.0,), (1, 5)))["fss"].tolist() == [
+        [1.0, 1.0]
+    ]
     with pytest.raises(ValueError, match="no centre"):
-        metrics.fraction_sums(forecast, truth, valid, 20.0, (4,))
+        metrics.fraction_sums(forecast, truth, valid, (20.0,), (4,))
 
 
 def test_fss_of_an_ensemble_takes_the_mean_of_the_fractions():
     """One of two members right: fractions 1/2 and 1/2 against 1: 1 - (1/4 + 1/4) / (1/4 + 1/4 + 1)."""
     valid = torch.ones(21, 21, dtype=torch.bool)
-    got = metrics.scores(metrics.fraction_sums(_pixels(10, 3), _pixels(10)[0], valid, 20.0, (1,)))["fss"]
+    got = metrics.scores(metrics.fraction_sums(_pixels(10, 3), _pixels(10)[0], valid, (20.0,), (1,)))["fss"]
     assert got.item() == pytest.approx(1 - 0.5 / 1.5)
 
 
@@ -128,32 +156,98 @@ def test_fss_sees_nothing_under_the_mask():
     valid[:, 12:] = False
     wild = truth.clone()
     wild[:, 12:] = 1e9
-    want = metrics.fraction_sums(forecast, truth, valid, 20.0, (5,))
-    got = metrics.fraction_sums(forecast, wild, valid, 20.0, (5,))
+    want = metrics.fraction_sums(forecast, truth, valid, (20.0,), (5,))
+    got = metrics.fraction_sums(forecast, wild, valid, (20.0,), (5,))
     assert all(torch.equal(got[k], want[k]) for k in want)
 
 
-def sharded_sums(meshes):
-    """The sums of two ranks together are those of one process, fractions through halos included."""
-    mesh = meshes["2"]
+def test_the_spectrum_of_a_wave_lies_in_its_band():
+    """Four waves along x, no window: half the square of the amplitude, spread over two coefficients, times the size."""
+    x = torch.arange(32.0) / 32
+    field = (3 * torch.cos(2 * math.pi * 4 * x)).expand(1, 32, 32) + 7.0
+    edges = range(1, 17)
+    sums = metrics.spectrum_sums(field, torch.ones(32, 32, dtype=torch.bool), edges, zero=7.0, taper=False)
+    assert sums["power"].sum().item() == pytest.approx(32 * 32 * 9 / 2)
+    assert sums["power"][3].item() == pytest.approx(sums["power"].sum().item())
+
+
+def test_the_spectrum_of_noise_is_flat_under_the_window_and_waves_along_both_sides_are_alike():
+    torch.manual_seed(0)
+    noise = 2 * torch.randn(50, 48, 96, dtype=torch.float64)
+    valid = torch.ones(48, 96, dtype=torch.bool)
+    power = metrics.scores(metrics.spectrum_sums(noise, valid, metrics.bands((48, 96))))["power"]
+    assert power.tolist() == pytest.approx([4.0] * len(power), rel=0.25)
+    x, y = torch.arange(96.0) / 96, torch.arange(48.0) / 48
+    along = torch.sin(2 * math.pi * 8 * x).expand(1, 48, 96), torch.sin(2 * math.pi * 4 * y)[:, None].expand(1, 48, 96)
+    bands = [metrics.spectrum_sums(f, valid, range(1, 40), taper=False)["power"].argmax().item() for f in along]
+    assert bands == [7, 7]  # the fourth wave of half the length is as long as the eighth
+
+
+def test_bands_are_thirds_of_octaves_of_whole_wavenumbers():
+    assert metrics.bands((64, 96)) == [1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 25, 32, 40, 48]
+    assert metrics.bands((26, 21)) == [1, 2, 3, 4, 5, 6, 8, 10, 13]
+
+
+def test_nothing_under_the_mask_has_power():
+    torch.manual_seed(0)
+    field, valid = torch.randn(1, 16, 16), torch.rand(16, 16) > 0.3
+    wild = torch.where(valid, field, NAN)
+    want, got = (metrics.spectrum_sums(f, valid, range(1, 9)) for f in (field, wild))
+    assert torch.equal(got["power"], want["power"]) and want["power"].min() > 0
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+    """The mean of 40 draws from N(0, 1): its interval is about 2 x 1.96 / sqrt(40) wide and holds 0 in most of 100."""
+    torch.manual_seed(0)
+    widths, inside = [], 0
+    for seed in range(100):
+        sums = {"n": torch.ones(40, 1).double(), "square": torch.zeros(40, 1).double()}
+        sums |= {"error": torch.randn(40, 1).double(), "absolute": sums["square"], "truth_square": sums["n"]}
+        again = metrics.scores(metrics.drawn(sums, metrics.draws(40, 400, seed)))
+        low, high = metrics.limits(again["bias"])[:, 0].tolist()
+        widths.append(high - low)
+        inside += low < 0 < high
+    assert sum(widths) / 100 == pytest.approx(2 * 1.96 / math.sqrt(40), rel=0.1)
+    assert 85 <= inside <= 100
+
+
+def test_cases_of_a_block_are_drawn_together():
+    weights = metrics.draws(5, 50, seed=1, blocks=torch.tensor([0, 0, 1, 1, 2]))
+    assert torch.equal(weights[:, 0], weights[:, 1]) and torch.equal(weights[:, 2], weights[:, 3])
+    assert (weights[:, [0, 2, 4]].sum(1) == 3).all() and len(weights.unique(dim=0)) > 5
+    assert torch.isnan(metrics.limits(torch.full((50, 2), NAN))).all()
+
+
+def sharded_sums(meshes, name):
+    """The sums of all ranks together are those of one process, fractions through halos and spectra included."""
+    mesh = meshes[name]
     torch.manual_seed(5)
     members, truth = torch.rand(3, 11, 8) * 60, torch.rand(11, 8) * 60
     valid = torch.rand(11, 8) > 0.2
+    members[:, 2:5], truth[2:5] = 10.0, 10.0  # ties
 
     def sums(members, truth, valid):
         return (
             metrics.error_sums(members.mean(0), truth, valid)
-            | metrics.event_sums(members, truth[None], valid[None], (20.0, 40.0))
+            | metrics.event_sums(members, truth, valid, (20.0, 40.0))
             | metrics.ensemble_sums(members, truth, valid)
-            | metrics.fraction_sums(members, truth, valid, 30.0, (1, 5, 9))
+            | metrics.rank_sums(members, truth, valid)
+            | metrics.fraction_sums(members, truth, valid, (20.0, 30.0), (1, 5, 9))
+            | metrics.spectrum_sums(members, valid, metrics.bands((11, 8)))
         )
 
     want = sums(members, truth, valid)
-    cut = (scatter_tensor(x, None, mesh, [Shard(x.ndim - 2)], sizes={0: (7, 4)}) for x in (members, truth, valid))
-    got = metrics.reduce(sums(*cut), mesh)
+    rows = {"1": (11,), "2": (7, 4), "4": (2, 1, 5, 3), "2x2": (7, 4)}[name]
+
+    def cut(x):
+        placements = [Shard(x.ndim - 2), Shard(x.ndim - 1)][: mesh.ndim]
+        return scatter_tensor(x, None, mesh, placements, sizes={0: rows})
+
+    got = metrics.reduce(sums(*map(cut, (members, truth, valid))), mesh)
     for key, value in want.items():
         torch.testing.assert_close(got[key], value, rtol=1e-6, atol=1e-6, msg=key)
 
 
-def test_sums_on_shards(pool):
-    pool.run(sharded_sums)
+@pytest.mark.parametrize("name", ["1", "2", "4", "2x2"])
+def test_sums_on_shards(pool, name):
+    pool.run(sharded_sums, name)

@@ -1,4 +1,4 @@
-"""What can be chosen: three sizes of model as presets, each number a flag, and the events that scores count."""
+"""What can be chosen: three sizes of model as presets, each number a flag."""
 
 from dataclasses import dataclass, fields
 
@@ -60,22 +60,3 @@ class TrainConfig(LoopConfig):
         """States are changes since the last frame in units of the channel's spread, about a half wide. Under the
         conditions nothing wider than 20 is left to guess, nothing finer than 0.01 to see."""
         return Diffusion(sigma_data=0.5, p_mean=-0.8, sigma_min=0.01, sigma_max=20.0, steps=self.sampler_steps)
-
-
-@dataclass(frozen=True)
-class Events:
-    """Thresholds of a channel; the event is "at least", or "below" (cold cloud tops)."""
-
-    thresholds: tuple[float, ...]
-    below: bool = False
-
-
-_COLD = Events((235.0, 220.0), below=True)
-EVENTS = {
-    "refc": Events((20.0, 30.0, 40.0)),
-    "refb": Events((20.0, 30.0, 40.0)),
-    "rain": Events((1.0, 5.0)),
-    "glm": Events((1.0,)),
-    **{f"bt{band:02d}": _COLD for band in range(11, 17)},
-}
-WINDOWS = (1, 3, 9, 17)  # cells across, of the fractions skill score

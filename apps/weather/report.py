@@ -1,0 +1,87 @@
+"""``report.html``: one file that holds all of an evaluation, figures included, and asks nothing of a network."""
+
+import base64
+import json
+import os
+from html import escape
+from pathlib import Path
+
+from apps.weather.figures import SOURCES, event_names
+from apps.weather.results import better, pick
+
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:1200px;margin:2rem auto;padding:0 1rem;color:#222}
+table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .7rem;border-bottom:1px solid #ccc;text-align:right}
+th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}img{max-width:100%;height:auto}figure{margin:1.5rem 0}
+figcaption{color:#444;max-width:60rem}pre{white-space:pre-wrap;font-size:13px}"""
+
+MARKS = {"+": " ▲", "-": " ▼", " ": ""}
+
+
+def write_report(path, results, figures):
+    """The report of ``results``; figures: {channel: [(title, caption, path of a PNG)]}."""
+    parts = [_head(results)]
+    for channel in results["scores"]:
+        parts.append(f"<h2>{escape(channel)}</h2>{_table(results, channel)}")
+        parts += [_figure(*figure) for figure in figures.get(channel, [])]
+    parts.append(f"<details><summary>Provenance</summary><pre>{escape(_provenance(results))}</pre></details>")
+    text = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Verification</title><style>{STYLE}</style>"
+    path = Path(path)
+    part = path.with_name(f".{path.name}.partial")
+    part.write_text(f"{text}<body>{''.join(parts)}</body></html>")
+    os.replace(part, path)
+    return path
+
+
+def _head(results):
+    cases, leads, boot = results["cases"], results["lead_minutes"], results["bootstrap"]
+    text = (
+        f"{len(cases)} starting times of the {results['split']} split, {min(cases)} to {max(cases)} UTC; "
+        f"{leads[0]:.0f} to {leads[-1]:.0f} minutes ahead. Members: "
+        + ", ".join(f"{SOURCES[s][0]} {n}" for s, n in results["members"].items())
+        + ". All forecasts are scored on the same points: those seen in the history and at the valid time. "
+    )
+    if boot["blocks"] > 1:
+        text += f"Intervals hold 95 % of {boot['draws']} draws of {boot['blocks']} " + (
+            f"blocks of {boot['block_hours']:g} h." if boot["block_hours"] else "starting times, as if independent."
+        )
+    else:
+        text += "There is one block of starting times, so nothing is known of how sure the scores are."
+    return f"<h1>Verification</h1><p>{escape(text)}</p>"
+
+
+def _table(results, channel):
+    """Scores by lead; a mark stands beside a baseline from which the model's differs for sure."""
+    unit, names = results["units"][channel], event_names(results, channel)
+    rows = [(f"CRPS ({unit})", "crps", (), True), (f"RMSE of the mean ({unit})", "rmse", (), True)]
+    if names:
+        main, window = len(names) // 2, min(1, len(results["windows"]["km"]) - 1)
+        where = f"{names[main]}, {results['windows']['km'][window]:.0f} km"
+        rows += [(f"FSS ({where})", "fss", (main, window), False), (f"CSI ({names[main]})", "csi", (main,), False)]
+    head = "".join(f"<th>+{lead:.0f} min</th>" for lead in results["lead_minutes"])
+    body = "".join(_rows(results, channel, *row) for row in rows)
+    note = "▲ the model is better than this baseline, ▼ worse: the interval of the difference leaves zero out."
+    return f"<table><tr><th></th><th></th>{head}</tr>{body}</table><p>{note}</p>"
+
+
+def _rows(results, channel, label, score, at, lower):
+    out = ""
+    for source, own in results["scores"][channel].items():
+        if score in own:
+            marks = better(results, channel, source, score, at, lower)
+            cells = zip((pick(row, at) for row in own[score]), marks)
+            cells = "".join(f"<td>{'' if v is None else f'{v:.3f}'}{MARKS[m]}</td>" for v, m in cells)
+            out += f"<tr><td>{escape(label)}</td><td>{SOURCES[source][0]}</td>{cells}</tr>"
+    return out
+
+
+def _figure(title, caption, path):
+    data = base64.b64encode(Path(path).read_bytes()).decode()
+    return (
+        f"<figure><h3>{escape(title)}</h3><img alt='{escape(title)}' src='data:image/png;base64,{data}'>"
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _provenance(results):
+    return json.dumps(results["provenance"], indent=1)

@@ -1,0 +1,83 @@
+"""One case: model and baselines at the same points and valid times, as sums by channel, source and lead."""
+
+import math
+
+import torch
+
+from apps import metrics
+from apps.agree import together
+from apps.weather.baselines import forecasts, persistence
+from apps.weather.events import EVENTS, SOLAR, SUN, WINDOWS
+from apps.weather.rollout import rollout
+from core import ShardTensor
+from data.weather.synthetic import cos_zenith
+
+
+def score_case(model, process, frames, index, config, baselines, draw=False):
+    """Sums of one case, {"channel/source/name": fp64 (lead, ...)}; with ``draw`` also whole fields for the maps.
+
+    Scored is what was seen both in the history and at the valid time, reflectance of the sun only where it shines.
+    Fields: {channel: {source: [(y, x) of each lead]}}, NaN where masked: "observed", "member 1", "mean", the baselines.
+    """
+    with together():
+        known = persistence(frames.history(index)).valid[0]
+        carried = forecasts(baselines, frames, index, config.steps, config.members, config.seed)
+        truths = [frames.observed(index + lead) for lead in range(1, config.steps + 1)]
+    rows, panels = {}, {}
+    ensemble = rollout(model, process, frames, index, config.steps, config.members, config.seed, config.at_once)
+    for lead, (members, truth) in enumerate(zip(ensemble, truths)):
+        members, seen = frames.physical(members.values), frames.physical(truth.values)[0]
+        for c, channel in enumerate(frames.facts.channels):
+            valid = truth.valid[0, c] & known[c]
+            if channel in SOLAR:
+                valid = valid & _sunlit(frames, frames.reader.times[index + lead + 1])
+            sources = {"model": members[:, c]}
+            sources |= {name: fields[channel][lead] for name, fields in carried.items() if channel in fields}
+            for name, value in _score(sources, seen[c], valid, channel, frames.facts).items():
+                rows.setdefault(f"{channel}/{name}", []).append(value)
+            if draw:
+                panel = panels.setdefault(channel, {})
+                shown = {"member 1": members[0, c], "mean": members[:, c].mean(0)}
+                shown |= {name: values[0] for name, values in sources.items() if name != "model"}
+                panel.setdefault("observed", []).append(_whole(seen[c], truth.valid[0, c]))
+                for name, values in shown.items():
+                    panel.setdefault(name, []).append(_whole(values, known[c]))
+    return {name: torch.stack(values) for name, values in rows.items()}, panels
+
+
+def _score(sources, truth, valid, channel, facts):
+    """Sums {"source/name": ...} of all sources of one channel, and the spectrum of the truth as source "observed"."""
+    c, edges = facts.channels.index(channel), metrics.bands(facts.shape)
+    zero = facts.mean[c] if facts.floor[c] is None else facts.floor[c]
+    out = {}
+    for source, members in sources.items():
+        sums = score_field(members, truth, valid, EVENTS.get(channel))
+        sums |= metrics.spectrum_sums(members, valid, edges, zero)
+        out |= {f"{source}/{name}": value for name, value in sums.items()}
+    seen = metrics.spectrum_sums(truth[None], valid, edges, zero)
+    return out | {f"observed/{name}": value for name, value in seen.items()}
+
+
+def score_field(members, truth, valid, events):
+    """Sums of an ensemble (member, y, x) against (y, x). Errors are those of the ensemble mean.
+
+    events: `Events`, or None where the channel has none.
+    """
+    sums = metrics.error_sums(members.mean(0), truth, valid) | metrics.ensemble_sums(members, truth, valid)
+    if members.shape[0] > 1:
+        sums |= metrics.rank_sums(members, truth, valid)
+    if events is not None:
+        sums |= metrics.event_sums(members, truth, valid, events.thresholds, events.below)
+        sums |= metrics.fraction_sums(members, truth, valid, events.thresholds, WINDOWS, events.below)
+    return sums
+
+
+def _sunlit(frames, time):
+    """Where the sun is high enough for its reflection to be scored, bool (y, x), cut as the frames are."""
+    lat, lon = (v.to_local().cpu().numpy() for v in (frames.latitude, frames.longitude))
+    high = torch.from_numpy(cos_zenith(lat, lon, time) > SUN)
+    return ShardTensor(high.to(frames.latitude.device), frames.latitude.spec)
+
+
+def _whole(values, valid):
+    return torch.where(valid, values, math.nan).full_tensor().cpu().numpy()
