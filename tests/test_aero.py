@@ -14,7 +14,6 @@ from torch.distributed.tensor import Shard
 
 from apps.aero import metrics, train
 from apps.aero.dataset import Points, Scaling, sample_start
-from apps.aero.forces import reference_of
 from apps.aero.model import ModelConfig, SliceAttention, Transolver
 from core import debug, scatter_tensor, set_fallback
 from data.aero.archive import AeroReader
@@ -121,7 +120,7 @@ def test_scores_are_those_of_the_definition_and_add_up_over_parts():
     parts = [sums(slice(0, 13)), sums(slice(13, 13)), sums(slice(13, rows))]
     total = {key: sum(part[key] for part in parts) for key in parts[0]}
     assert {key: tuple(value.shape) for key, value in total.items()} == metrics.SHAPES
-    scores = metrics.case_scores(total, reference_of(attrs), {"Cd": 7.0})
+    scores = metrics.case_scores(total, attrs | {"Cd": 7.0})
     seen, area = weight.bool(), fields["area"]
     error, true = predicted[:, 1:] - fields["shear"], fields["shear"]
     a = area[seen, None]

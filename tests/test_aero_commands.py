@@ -96,7 +96,13 @@ def test_prediction_does_not_see_held_back_values(tmp_path):
 def test_evaluation_reports_a_run_that_was_not_trained_on(trained, tmp_path):
     path, archive = trained
     results = evaluate.main(["--checkpoint", path, "--archive", archive, "--split", "test", "--out", str(tmp_path)])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["ahmed00.png", "parity.png", "results.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "ahmed00.png",
+        "parity.png",
+        "report.html",
+        "results.json",
+        "trend.png",
+    ]
     assert json.loads((tmp_path / "results.json").read_text()) == results
     assert results["label"] == "test runs, not trained on" and results["runs_that_were_trained_on"] == []
     assert results["summary"]["cases"] == 1 and results["summary"]["Cd_r2"] is None

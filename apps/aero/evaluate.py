@@ -1,8 +1,9 @@
 """Scores of all runs of a split: python -m apps.aero.evaluate --checkpoint PATH --archive PATH --split test --out DIR
 
-Writes results.json (relative L2 with equal and with area weights, absolute errors, Cd and Cl with their R2 over cases;
-by run and in summary), parity.png, and pictures of the first runs. --split heldout judges training runs on the cells
-that the archive holds back, which is interpolation within known flows, and is labelled so.
+Writes results.json (docs/aero_results.md says what stands in it), report.html, which is complete in itself and needs no
+network, and the pictures in it: parity.png, trend.png and one of each of the first runs. Every score is on all cells of
+a run. Beside the model stand the field of the nearest training shape and the mean field. --split heldout judges
+training runs on the cells that the archive holds back, which is interpolation within known flows, and is labelled so.
 """
 
 from dataclasses import dataclass, field
@@ -11,10 +12,13 @@ from pathlib import Path
 import torch.distributed as dist
 
 from apps.aero import figures
+from apps.aero.baselines import baselines
 from apps.aero.dataset import Points, require_runs, runs_of
-from apps.aero.metrics import summary
+from apps.aero.metrics import COUNT, summary
 from apps.aero.outputs import drawn, write_json, written
+from apps.aero.page import write_page
 from apps.aero.predict import judge, load_model, predict
+from apps.aero.statistics import confidence, pair_differences
 from apps.agree import together
 from apps.cli import command, option, parse
 from core import DistributedManager
@@ -27,7 +31,11 @@ LABELS = {
     "test": "test runs, not trained on",
 }
 FIGURE_ROWS = 40_000
-UNITS = "pressure and shear errors m2/s2; relative L2 as shares; coefficients by each run's own Aref"
+UNITS = (
+    "pressure and shear errors m2/s2; relative L2 as shares, of vector differences; coefficients by each run's own "
+    "Aref, those with _constant by the one that all runs share; a count is 0.001"
+)
+BASELINES = {"mean_field": "mean of training shapes", "nearest_shape": "nearest training shape"}
 
 
 @dataclass
@@ -44,7 +52,7 @@ class EvaluateConfig:
 
 @command
 def main(argv=None):
-    """Runs the command; returns the results as written to results.json."""
+    """Runs the command; returns the results as written to results.json, on the first rank; None on the others."""
     config = parse(EvaluateConfig, argv, __doc__)
     DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((-1, config.domain), ("ddp", "domain"))
@@ -53,28 +61,37 @@ def main(argv=None):
     runs = runs_of(reader, config.split)
     require_runs(reader, runs)
     cases = judge(model, reader, scaling, runs, mesh, only_held_out=config.split == "heldout")
-    results = _results(config, state, reader, cases)
     drawings = [_drawing(model, reader, scaling, run, mesh) for run in runs[: config.pictures]]
+    results = None
     with together():
         if dist.get_rank() == 0:
+            results = _results(config, state, reader, cases)
             _write(config, results, drawings)
     return results
 
 
 def _results(config, state, reader, cases):
     task = state["task"]
-    trained = sorted(set(cases) & set(task["train"]))
     return {
         "split": config.split,
         "label": LABELS[config.split],
-        "runs_that_were_trained_on": trained,
+        "runs_that_were_trained_on": sorted(set(cases) & set(task["train"])),
         "checkpoint": config.checkpoint,
         "archive": config.archive,
         "same_statistics_as_training": reader.attrs["statistics_hash"] == task["statistics_hash"],
         "units": UNITS,
         "summary": summary(cases),
+        "intervals": confidence(cases),
+        "pairs": _pairs(cases),
+        "baselines": baselines(reader, task["train"], cases),
         "runs": cases,
     }
+
+
+def _pairs(cases):
+    """Differences of Cd between runs, errors also in counts; None where no two runs differ."""
+    found = pair_differences(*([case[key] for case in cases.values()] for key in ("Cd", "Cd_true")))
+    return found and found | {"mae_counts": found["mae"] / COUNT, "max_counts": found["max"] / COUNT}
 
 
 def _drawing(model, reader, scaling, run, mesh):
@@ -84,16 +101,32 @@ def _drawing(model, reader, scaling, run, mesh):
 
 def _write(config, results, drawings):
     out, label = Path(config.out), results["label"]
-    pictures = [out / f"{run}.png" for run, _, _ in drawings]
-    with written(out / "results.json", out / "parity.png", *pictures) as (table, parity, *parts):
+    pictures = {"parity": out / "parity.png", "trend": out / "trend.png"}
+    pictures |= {f"run {run}": out / f"{run}.png" for run, _, _ in drawings}
+    with written(out / "results.json", out / "report.html", *pictures.values()) as (table, page, *parts):
         write_json(table, results)
+        parity, trend, *bodies = parts
         drawn(figures.draw_parity, parity, results["runs"], label)
-        for part, (run, arrays, attrs) in zip(parts, drawings):
+        drawn(figures.draw_trend, trend, results["runs"], _others(results), label)
+        for part, (run, arrays, attrs) in zip(bodies, drawings):
             drawn(figures.draw_surface, part, arrays, attrs, f"{run} ({label})")
+        write_page(page, results, dict(zip(pictures, parts)))
     print(label)
     for name, value in results["summary"].items():
         print(f"{name:24} {'-' if value is None else f'{value:.5g}'}")
-    print(out / "results.json", flush=True)
+    for key, title in BASELINES.items() if results["baselines"] else ():
+        found = results["baselines"][key]["summary"]
+        print(f"{title}: " + ", ".join(f"{k} {'-' if v is None else f'{v:.5g}'}" for k, v in found.items()))
+    print(out / "results.json", out / "report.html", sep="\n", flush=True)
+
+
+def _others(results):
+    """{label: {run: Cd}} of the baselines that have one for every run."""
+    if not results["baselines"]:
+        return {}
+    found = {title: results["baselines"][key]["runs"] for key, title in BASELINES.items()}
+    found = {title: runs for title, runs in found.items() if all("Cd" in scores for scores in runs.values())}
+    return {title: {run: scores["Cd"] for run, scores in runs.items()} for title, runs in found.items()}
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """Figures of surfaces and of scores. matplotlib is imported only where something is drawn.
 
-A body is drawn as its cells, each a disc of the cell's area and normal, those that face the viewer from far to near: no
-renderer and no polygons are needed, so the same picture comes from a few thousand cells and from a sample of millions.
+A body is drawn as its cells, those that face the viewer from far to near: as the triangles that they are where these
+are few and known, else each as a disc of the cell's area and normal. No renderer and no polygons are needed, so the
+same picture comes from a few thousand cells and from a sample of millions.
 """
 
 import json
 from pathlib import Path
 
 import numpy as np
+
+from data.aero.resample import fans
 
 # name: what points right, what points up, what points at the viewer
 VIEWS = {
@@ -17,6 +20,28 @@ VIEWS = {
 }
 COLUMNS = ("true", "predicted", "predicted - true")
 LIMITS = (-1.0, 1.0)
+MOST_TRIANGLES, MOST_DISCS = 60_000, 40_000
+
+
+def sampled(arrays, mesh, frame):
+    """What is drawn of a body: its triangles where they are few, else a random sample of its cells, areas scaled up.
+
+    arrays: of Solution.arrays; mesh: its Polygons, or None; frame (3, 3): from the frame of the mesh to that of arrays.
+    """
+    rows = len(arrays["area"])
+    if mesh is not None and len(mesh.connectivity) <= 3 * MOST_TRIANGLES:
+        corners, cell = (np.concatenate(parts) for parts in zip(*fans(mesh)))
+        row = np.full(len(mesh), -1)
+        row[arrays["cell_id"]] = np.arange(rows)
+        drawn = row[cell] >= 0
+        corners, row = corners[drawn] @ frame.T, row[cell][drawn]
+        return {name: values[row] for name, values in arrays.items()} | {"corners": corners}
+    if rows <= MOST_DISCS:
+        return arrays
+    taken = np.random.default_rng(0).choice(rows, MOST_DISCS, replace=False)
+    return {name: values[taken] for name, values in arrays.items()} | {
+        "area": arrays["area"][taken] * rows / MOST_DISCS
+    }
 
 
 def draw_training(path, losses, log, arrays, attrs, title):
@@ -26,28 +51,32 @@ def draw_training(path, losses, log, arrays, attrs, title):
     """
     figure, axes = _mosaic([["loss"] * 3, list(COLUMNS)], (11, 5.8), height_ratios=[1.7, 1])
     _losses(axes["loss"], losses, Path(log))
-    _bodies(figure, {"side": [axes[name] for name in COLUMNS]}, arrays, attrs, f"{title}: ")
+    _bodies(figure, {"side": [axes[name] for name in COLUMNS]}, arrays, _columns(arrays, attrs, f"{title}: "))
     _save(figure, path)
 
 
 def draw_surface(path, arrays, attrs, title):
-    """Pressure coefficient of one body, true, predicted and error, from three sides."""
-    names = [[f"{view} {name}" for name in COLUMNS] for view in VIEWS]
+    """One body from three sides: pressure coefficient true, predicted and error; where the true fields are not known,
+    the predicted coefficients of pressure and, by size, of friction."""
+    columns = _columns(arrays, attrs, "")
+    names = [[f"{view} {name}" for name, *_ in columns] for view in VIEWS]
     heights = [_height(arrays, view) for view in VIEWS]
-    figure, axes = _mosaic(names, (11, 3.5 * sum(heights) + 1.3), height_ratios=heights)
-    _bodies(figure, {view: [axes[name] for name in row] for view, row in zip(VIEWS, names)}, arrays, attrs, "")
+    size = 11 / 3 * len(columns), 3.5 * sum(heights) + 1.3
+    figure, axes = _mosaic(names, size, height_ratios=heights)
+    _bodies(figure, {view: [axes[name] for name in row] for view, row in zip(VIEWS, names)}, arrays, columns)
     figure.suptitle(title)
     _save(figure, path)
 
 
 def draw_parity(path, cases, title):
-    """Cd and Cl of all cases {run: scores}: predicted against true, and the line of no error."""
-    figure, axes = _mosaic([["Cd", "Cl"]], (9.6, 4.8))
+    """Cd, Cl and pitch of all cases {run: scores}: predicted against true, the line of no error and 3 counts beside."""
+    figure, axes = _mosaic([["Cd", "Cl", "CmPitch"]], (14, 4.8))
     for name, ax in axes.items():
         true, predicted = (np.array([case[key] for case in cases.values()]) for key in (f"{name}_true", name))
         both = np.concatenate([true, predicted])
         room = 0.08 * max(np.ptp(both), 0.02)
-        ends = both.min() - room, both.max() + room
+        ends = np.array([both.min() - room, both.max() + room])
+        ax.fill_between(ends, ends - 0.003, ends + 0.003, color="0.9", lw=0, label="3 counts")
         ax.plot(ends, ends, color="0.6", lw=1, zorder=1)
         ax.scatter(true, predicted, s=28, zorder=2)
         for run, x, y in list(zip(cases, true, predicted))[:12]:
@@ -57,7 +86,24 @@ def draw_parity(path, cases, title):
         ax.set(xlim=ends, ylim=ends, aspect="equal", xlabel=f"{name}, true fields", ylabel=f"{name}, predicted")
         ax.set_title(f"{name}: mean |error| {error:.4f} over {len(cases)} cases", fontsize=10)
         ax.grid(alpha=0.3)
+        ax.legend(frameon=False, loc="upper left", fontsize=8)
     figure.suptitle(title)
+    _save(figure, path)
+
+
+def draw_trend(path, cases, others, title):
+    """Cd of the cases in the order of their true values: true, predicted, and as ``others`` {label: {run: Cd}} say."""
+    figure, axes = _mosaic([["Cd"]], (max(7, min(14, 0.35 * len(cases) + 4)), 4.2))
+    ax, runs = axes["Cd"], sorted(cases, key=lambda run: cases[run]["Cd_true"])
+    place = np.arange(len(runs))
+    for (label, values), colour in zip(others.items(), ("0.7", "C2")):
+        ax.plot(place, [values[run] for run in runs], "x--", color=colour, lw=0.8, ms=5, label=label)
+    ax.plot(place, [cases[run]["Cd"] for run in runs], "o", color="C0", label="predicted")
+    ax.plot(place, [cases[run]["Cd_true"] for run in runs], "_-", color="k", lw=1.2, ms=12, label="true fields")
+    ax.set_xticks(place, runs, rotation=90 if len(runs) > 8 else 0, fontsize=7)
+    ax.set(ylabel="Cd", title=title)
+    ax.grid(alpha=0.3)
+    ax.legend(frameon=False, fontsize=8)
     _save(figure, path)
 
 
@@ -81,42 +127,58 @@ def _smooth(values, keep=0.9):
     return out
 
 
-def _bodies(figure, rows, arrays, attrs, title):
-    """Three panels in each of ``rows`` {view: axes}, and below them one colour bar for values and one for errors."""
-    scale = 0.5 * attrs["U"] ** 2
-    true, predicted = arrays["pressure"] / scale, arrays["predicted"][:, 0] / scale
+def _columns(arrays, attrs, title):
+    """Columns of a picture, a list of (title, values (n,), limits, colours)."""
+    q = 0.5 * attrs["U"] ** 2
+    predicted = arrays["predicted"][:, 0] / q
+    if "pressure" not in arrays:
+        friction = np.linalg.norm(arrays["predicted"][:, 1:], axis=1) / q
+        limits = 0.0, max(float(np.quantile(friction, 0.99)), 1e-6)
+        names = (f"{title}$C_p$ predicted", f"{title}$|C_f|$ predicted")
+        return [(names[0], predicted, LIMITS, "turbo"), (names[1], friction, limits, "viridis")]
+    true = arrays["pressure"] / q
     limit = max(float(np.quantile(np.abs(predicted - true), 0.99)), 1e-3)
-    values, limits = (true, predicted, predicted - true), (LIMITS, LIMITS, (-limit, limit))
+    names = [f"{title}$C_p$ {name}" for name in COLUMNS]
+    shown = ((true, LIMITS, "turbo"), (predicted, LIMITS, "turbo"), (predicted - true, (-limit, limit), "RdBu_r"))
+    return [(name, *rest) for name, rest in zip(names, shown)]
+
+
+def _bodies(figure, rows, arrays, columns):
+    """The body in each of ``rows`` {view: axes of all columns}, with a colour bar below columns of the same scale."""
     for view, axes in rows.items():
-        discs = [
-            _discs(ax, arrays, values[k], view, limits[k], "RdBu_r" if k == 2 else "turbo") for k, ax in enumerate(axes)
-        ]
-    for ax, name in zip(next(iter(rows.values())), COLUMNS):
-        ax.set_title(f"{title}$C_p$ {name}", fontsize=10)
-    for columns, shown in ((slice(0, 2), discs[0]), (slice(2, 3), discs[2])):
-        below = [ax for axes in rows.values() for ax in axes[columns]]
-        figure.colorbar(shown, ax=below, location="bottom", shrink=0.7, pad=0.03, aspect=30, extend="both")
+        shown = [_cells(ax, arrays, view, *column[1:]) for ax, column in zip(axes, columns)]
+    for ax, column in zip(next(iter(rows.values())), columns):
+        ax.set_title(column[0], fontsize=10)
+    for scale in dict.fromkeys(column[2:] for column in columns):
+        alike = [k for k, column in enumerate(columns) if column[2:] == scale]
+        below = [axes[k] for axes in rows.values() for k in alike]
+        extend = "max" if scale[0][0] == 0 else "both"
+        figure.colorbar(shown[alike[0]], ax=below, location="bottom", shrink=0.7, pad=0.03, aspect=30, extend=extend)
 
 
-def _discs(ax, arrays, values, view, limits, colours):
-    from matplotlib.collections import EllipseCollection
+def _cells(ax, arrays, view, values, limits, colours):
+    from matplotlib.collections import EllipseCollection, PolyCollection
 
     right, up, viewer = (np.array(v, dtype=float) for v in VIEWS[view])
+    place = arrays["corners"].mean(axis=1) if "corners" in arrays else arrays["position"]
     seen = np.flatnonzero(arrays["normal"] @ viewer > 0)
-    seen = seen[np.argsort(arrays["position"][seen] @ viewer)]
-    at = arrays["position"][seen] @ np.stack([right, up], axis=1)
-    normal, size = arrays["normal"][seen], 1.7 * np.sqrt(arrays["area"][seen])
-    turn = np.degrees(np.arctan2(normal @ up, normal @ right))  # a tilted disc is narrow along its normal
-    place = {"units": "xy", "offsets": at, "transOffset": ax.transData}
-    discs = EllipseCollection(size * (normal @ viewer), size, turn, **place, cmap=colours, lw=0)
-    discs.set_array(values[seen])
-    discs.set_clim(*limits)
-    ax.add_collection(discs)
+    seen = seen[np.argsort(place[seen] @ viewer)]
+    plane = np.stack([right, up], axis=1)
+    if "corners" in arrays:
+        cells = PolyCollection(arrays["corners"][seen] @ plane, cmap=colours, lw=0.2, edgecolors="face")
+    else:
+        normal, size = arrays["normal"][seen], 1.7 * np.sqrt(arrays["area"][seen])
+        turn = np.degrees(np.arctan2(normal @ up, normal @ right))  # a tilted disc is narrow along its normal
+        where = {"units": "xy", "offsets": place[seen] @ plane, "transOffset": ax.transData}
+        cells = EllipseCollection(size * (normal @ viewer), size, turn, **where, cmap=colours, lw=0)
+    cells.set_array(values[seen])
+    cells.set_clim(*limits)
+    ax.add_collection(cells)
     ax.set(aspect="equal", xticks=[], yticks=[])
     ax.margins(0.04)
     ax.autoscale_view()
     ax.spines[:].set_visible(False)
-    return discs
+    return cells
 
 
 def _height(arrays, view):

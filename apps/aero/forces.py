@@ -16,7 +16,7 @@ import numpy as np
 from core.errors import InputError
 from data.aero.loads import force_sums, load_coefficients
 
-__all__ = ["Reference", "coefficients", "force_sums", "reference_of"]
+__all__ = ["Reference", "coefficients", "force_sums", "moved", "reference_of"]
 
 
 @dataclass(frozen=True)
@@ -53,3 +53,10 @@ def coefficients(sums, reference):
     """
     sums = np.asarray(sums.detach().cpu() if hasattr(sums, "detach") else sums, dtype=np.float64)
     return load_coefficients(sums, U=reference.U, rho=reference.rho, Aref=reference.Aref, Lref=reference.Lref)
+
+
+def moved(sums, old, new):
+    """Force sums (4, 3) with moments about ``new`` (3,) instead of ``old`` (3,): M' = M + (old - new) x F."""
+    sums = np.asarray(sums.detach().cpu() if hasattr(sums, "detach") else sums, dtype=np.float64)
+    arm = np.asarray(old, dtype=np.float64) - np.asarray(new, dtype=np.float64)
+    return np.concatenate([sums[:2], sums[2:] + np.cross(arm, sums[:2])])

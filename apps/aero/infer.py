@@ -1,59 +1,102 @@
-"""Pressure, wall shear and forces of one run: python -m apps.aero.infer --checkpoint PATH --archive PATH --run ID
+"""Pressure, wall shear and forces of a run or of a new body: python -m apps.aero.infer --checkpoint PATH ...
 
-Predicts all cells in one forward pass, cut over all processes that were started (torchrun --nproc-per-node N). Writes
-to --out RUN.vtp (predicted, true and error, in m2/s2, by cell in the order of the source file), RUN.json (coefficients)
-and RUN.png. With --vtp the source file gives the polygons; without it the cells are points at their centres.
+--run takes a run of an archive; --surface any surface of a new body: STL, or VTP, VTU, OBJ, PLY. All cells are
+predicted together, cut over all processes that were started (torchrun --nproc-per-node N), so the answer depends
+neither on their number nor on the order of cells. Writes to --out NAME.vtp (by cell, in the frame and unit of the
+file, with the true fields and errors where they are known), NAME.json and NAME.png, and prints the coefficients with
+everything that is doubtful about the body.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch.distributed as dist
 
-from apps.aero import figures
+from apps.aero.body import prepare
 from apps.aero.dataset import Points, require_runs
-from apps.aero.forces import reference_of
-from apps.aero.metrics import case_scores
-from apps.aero.outputs import drawn, write_json, written
-from apps.aero.predict import load_model, predict
+from apps.aero.predict import load_model, predict, predict_cells
+from apps.aero.solution import Solution, write
 from apps.agree import together
 from apps.cli import command, option, parse
-from apps.metrics import reduce
 from core import DistributedManager, InputError
 from data.aero.archive import AeroReader
 from data.aero.files import sha256
+
+AXES = ("x", "-x", "y", "-y", "z", "-z")
 
 
 @dataclass
 class InferConfig:
     """Options of python -m apps.aero.infer."""
 
-    checkpoint: str = field(metadata={"help": "step_... folder that training printed"})
-    archive: str = field(metadata={"help": "aero archive that holds the run"})
-    run: str = field(metadata={"help": "run id"})
+    checkpoint: str = option("", "step_... folder that training printed")
     out: str = option("runs/aero-infer", "folder to write to")
-    vtp: str | None = option(None, "surface file that the run was built from, for its polygons")
+    archive: str | None = option(None, "aero archive that holds the run")
+    run: str | None = option(None, "run id")
+    vtp: str | None = option(None, "with --run: surface file that the run was built from, for its polygons")
+    surface: str | None = option(None, "surface file of a body: STL, VTP, VTU, OBJ, PLY")
+    pressure: str | None = option(None, "cell array of the true pressure in it, m2/s2; left out: the usual names")
+    shear: str | None = option(None, "cell array of the true wall shear stress, m2/s2, OpenFOAM's sign")
+    scale: float | None = option(None, "metres in one unit of the file, as 0.001 for millimetres; left out: 1, checked")
+    flow_axis: str = option("x", "where the flow goes in the file; write --flow-axis=-x", choices=AXES)
+    up_axis: str = option("z", "what points up in the file", choices=AXES)
+    ground: float | None = option(None, "height of the ground in the file, in its unit; left out: as in the training")
+    cells: int | None = option(None, "cut the triangles of a coarse file until there are about so many")
+    aref: float | None = option(None, "reference area, m2; left out: area of the silhouette along the flow")
+    lref: float | None = option(None, "reference length, m; left out: the training's")
+    center: tuple[float] | None = option(None, "of moments, m, in the training's frame; left out: the training's")
+    speed: float | None = option(None, "inflow, m/s; left out: the training's (DrivAerML: 38.889)")
+    density: float | None = option(None, "kg/m3, for forces in N; left out: the training's (DrivAerML: 1, kinematic)")
 
 
 @command
 def main(argv=None):
-    """Runs the command; returns the scores of the run."""
+    """Runs the command; returns the scores on the first rank, None on the others."""
     config = parse(InferConfig, argv, __doc__)
+    if not config.checkpoint or (config.run is None) == (config.surface is None):
+        raise InputError("give --checkpoint, and one of --run and --surface", variable="run", remedy="See --help")
     DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((1, -1), ("ddp", "domain"))
     model, scaling, state = load_model(config.checkpoint)
+    solve = _run if config.surface is None else _surface
+    found = solve(config, model, scaling, state["task"], mesh["domain"])
+    scores = None
+    with together():
+        if dist.get_rank() == 0:
+            scores = write(config.out, found, config.checkpoint)
+    return scores
+
+
+def _run(config, model, scaling, task, domain):
+    """Solution of a run of the archive."""
+    if config.archive is None:
+        raise InputError("no archive given", variable="archive", remedy="Name the archive of the run with --archive")
     reader = AeroReader(config.archive)
     require_runs(reader, [config.run])
     polygons = _polygons(config, reader)
-    surface = predict(model, Points(reader, scaling), config.run, mesh["domain"])
-    sums = {key: value.cpu() for key, value in reduce(surface.sums(scaling.field_std), mesh).items()}
-    scores = case_scores(sums, reference_of(surface.attrs), surface.attrs)
+    surface = predict(model, Points(reader, scaling), config.run, domain)
     arrays = surface.whole()
+    order = np.argsort(arrays["cell_id"])
+    arrays = {name: values[order] for name, values in arrays.items()}
+    label = "a training run" if config.run in task["train"] else "not in training"
+    return Solution(config.run, label, surface.attrs, arrays, polygons)
+
+
+def _surface(config, model, scaling, task, domain):
+    """Solution of the body of a file; None but on the first rank."""
+    case, place = None, (None, None)
     with together():
         if dist.get_rank() == 0:
-            _write(config, state, surface.attrs, arrays, polygons, scores)
-    return scores
+            case = prepare(config, scaling, task)
+            place = case.arrays["position"], case.arrays["normal"]
+    U = config.speed if config.speed is not None else scaling.U
+    predicted = predict_cells(model, scaling, *place, U, domain)
+    if case is None:
+        return None
+    arrays = case.arrays | {"predicted": predicted}
+    more = dict(frame=case.frame, parts=case.parts, notes=case.notes, facts=case.facts)
+    return Solution(case.name, "not in training", case.attrs, arrays, case.mesh, **more)
 
 
 def _polygons(config, reader):
@@ -83,46 +126,6 @@ def _polygons(config, reader):
                 remedy="Name the VTP file that the run was built from",
             )
     return mesh
-
-
-def _write(config, state, attrs, arrays, polygons, scores):
-    from data.aero.vtk_files import write_points, write_surface
-
-    order = np.argsort(arrays["cell_id"])
-    arrays = {name: values[order] for name, values in arrays.items()}
-    paths = [Path(config.out) / f"{config.run}.{kind}" for kind in ("vtp", "json", "png")]
-    with written(*paths) as (vtp, table, picture):
-        if polygons is None:
-            write_points(vtp, arrays["position"].astype(np.float32), cell_fields(arrays))
-        else:
-            write_surface(vtp, polygons, cell_fields(arrays))
-        seen = config.run in state["task"]["train"]
-        label = "a training run" if seen else "not in training"
-        write_json(table, {"run": config.run, "label": label, "checkpoint": config.checkpoint, "scores": scores})
-        drawn(figures.draw_surface, picture, arrays, attrs, f"{config.run} ({label})")
-    print(f"{config.run} ({label})", table_of(scores), *paths, sep="\n", flush=True)
-
-
-def cell_fields(arrays):
-    """{name: float32 values by cell} for a VTP file; all in m2/s2, errors are predicted - true."""
-    predicted = {"pressure": arrays["predicted"][:, 0], "shear": arrays["predicted"][:, 1:]}
-    fields = {"cell_id": arrays["cell_id"]}
-    for name, values in predicted.items():
-        fields[f"{name}_predicted"] = values.astype(np.float32)
-        fields[f"{name}_true"] = arrays[name].astype(np.float32)
-        fields[f"{name}_error"] = (values - arrays[name]).astype(np.float32)
-    return fields
-
-
-def table_of(scores):
-    """Cd and Cl with their parts, predicted and true, as lines of text."""
-    names = [f"{c}{part}" for c in ("Cd", "Cl") for part in ("", "_pressure", "_friction")]
-    rows = [["", *names]]
-    rows.append(["predicted", *(f"{scores[name]:.5f}" for name in names)])
-    rows.append(["true fields", *(f"{scores[f'{name}_true']:.5f}" for name in names)])
-    rows.append(["stated", *(f"{scores[f'{n}_stated']:.5f}" if f"{n}_stated" in scores else "" for n in names)])
-    text = ["".join(f"{cell:>{12 if i == 0 else 14}}" for i, cell in enumerate(row)).rstrip() for row in rows]
-    return "\n".join([*text, f"relative L2: pressure {scores['pressure_l2']:.4f}, shear {scores['shear_l2']:.4f}"])
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
-"""Scores of predicted surfaces: additive sums of each case, then relative errors, forces, and how they fare over cases.
+"""Scores of predicted surfaces: additive sums of each case, then relative errors and coefficients.
 
 Relative L2 is of the vector difference, sqrt(sum a |y' - y|^2 / sum a |y|^2), once with a = 1 (as papers report) and
-once with a = the cell's area. Absolute errors are means of |y' - y|, in m2/s2. Coefficients come from all cells of a
-body, the true ones from its true fields on the same cells.
+once with a = the cell's area; never of magnitudes, for which opposite vectors agree. Absolute errors are means of
+|y' - y|, in m2/s2. Coefficients come from all cells of a body, the true ones from its true fields on the same cells.
 """
 
 import torch
 
 from apps.aero.dataset import COLUMNS
-from apps.aero.forces import coefficients, force_sums
+from apps.aero.forces import coefficients, force_sums, moved, reference_of
+from apps.aero.statistics import mean, r2, spearman
 
-COEFFICIENTS = ("Cd", "Cl")
-SHAPES = {"square": (2, 2), "truth": (2, 2), "absolute": (2, 2), "weight": (2,), "forces": (2, 4, 3), "loss": ()}
+COEFFICIENTS = ("Cd", "Cl", "Cs", "CmPitch", "Clf", "Clr")
+COMPONENTS = ("pressure", "shear_x", "shear_y", "shear_z")
+COUNT = 1e-3  # a drag count as the car industry has it
+SHAPES = {"square": (2, 4), "truth": (2, 4), "absolute": (2, 2), "weight": (2,), "forces": (2, 4, 3), "loss": ()}
 
 
 def empty_sums(cases):
@@ -24,73 +27,91 @@ def case_sums(predicted, fields, weight, attrs, field_std):
 
     predicted: (n, 4) m2/s2, pressure then shear. fields: dict of (n, ...) tensors of the archive's surface. weight
     (n,): 1 for rows that the errors count (forces always count all rows). attrs: of the run. field_std (4,): what the
-    loss measures errors in. First dims: pressure, shear; then, of errors: equal weights, by area.
+    loss measures errors in. First dims: equal weights, by area; then components, of ``absolute`` pressure and shear;
+    of ``forces`` predicted and true.
     """
-    true = torch.cat([fields["pressure"][:, None], fields["shear"]], dim=1)
+    true = _true(fields)
     weights = torch.stack([weight, weight * fields["area"]])
     error = predicted - true
-
-    def by_field(values):
-        return torch.stack([weights @ values[:, columns].square().sum(1) for columns in COLUMNS.values()])
-
-    absolute = torch.stack([weights @ error[:, columns].norm(dim=1) for columns in COLUMNS.values()])
+    size = torch.stack([error[:, columns].norm(dim=1) for columns in COLUMNS.values()], dim=1)
     geometry = [fields[name] for name in ("position", "normal", "area")]
     forces = [
         force_sums(*geometry, y[:, 0], y[:, 1:], rho=attrs["rho"], center=attrs["center"]) for y in (predicted, true)
     ]
     return {
-        "square": by_field(error),
-        "truth": by_field(true),
-        "absolute": absolute,
+        "square": weights @ error.square(),
+        "truth": weights @ true.square(),
+        "absolute": weights @ size,
         "weight": weights.sum(1),
         "forces": torch.stack(forces),
         "loss": (weight[:, None] * (error / error.new_tensor(field_std)) ** 2).mean(1).sum(),
     }
 
 
-def case_scores(sums, reference, stated=None):
+def case_largest(predicted, fields, weight):
+    """Largest |y' - y| of pressure and of shear (2,), m2/s2, over the rows that count; of parts, take the maximum."""
+    error = (predicted - _true(fields)) * weight[:, None]
+    return torch.stack([error[:, columns].norm(dim=1).max() for columns in COLUMNS.values()])
+
+
+def _true(fields):
+    return torch.cat([fields["pressure"][:, None], fields["shear"]], dim=1)
+
+
+def case_scores(sums, attrs, largest=None):
     """Scores of one case as a dict of floats.
 
-    sums: of ``case_sums``, whole. reference: apps.aero.forces.Reference. stated: the solver's coefficients, of which Cd
-    and Cl are given back where known.
+    sums: of ``case_sums``, whole; attrs: of the run, whose stated coefficients are given back where known; largest: of
+    ``case_largest``. Coefficients use the run's own reference; where the run has the constant one too, those of
+    ``COEFFICIENTS`` also stand with _constant at their end.
     """
-    l2 = (sums["square"] / sums["truth"]).sqrt()
-    mae = sums["absolute"] / sums["weight"]
-    scores = {"loss": (sums["loss"] / sums["weight"][0]).item()}
-    for row, name in enumerate(COLUMNS):
-        scores[f"{name}_l2"], scores[f"{name}_l2_area"] = l2[row].tolist()
-        scores[f"{name}_mae"], scores[f"{name}_mae_area"] = mae[row].tolist()
-    predicted, true = (coefficients(part, reference) for part in sums["forces"])
+    weight, scores = sums["weight"], {"loss": (sums["loss"] / sums["weight"][0]).item()}
+    for number, (name, columns) in enumerate(COLUMNS.items()):
+        l2 = (sums["square"][:, columns].sum(1) / sums["truth"][:, columns].sum(1)).sqrt()
+        scores[f"{name}_l2"], scores[f"{name}_l2_area"] = l2.tolist()
+        scores[f"{name}_mae"], scores[f"{name}_mae_area"] = (sums["absolute"][:, number] / weight).tolist()
+        if largest is not None:
+            scores[f"{name}_largest"] = largest[number].item()
+    for number, name in list(enumerate(COMPONENTS))[1:]:
+        l2 = (sums["square"][:, number] / sums["truth"][:, number].clamp(min=1e-300)).sqrt()
+        scores[f"{name}_l2"], scores[f"{name}_l2_area"] = l2.tolist()
+    return scores | _judged(sums["forces"], attrs)
+
+
+def _judged(forces, attrs):
+    """Coefficients of predicted and true force sums, their differences, and what the solver stated."""
+    reference, scores = reference_of(attrs), {}
+    predicted, true = (coefficients(part, reference) for part in forces)
+    for name in predicted:
+        scores[name], scores[f"{name}_true"] = predicted[name], true[name]
     for name in COEFFICIENTS:
-        for key in (name, f"{name}_pressure", f"{name}_friction"):
-            scores[key], scores[f"{key}_true"] = predicted[key], true[key]
         scores[f"{name}_error"] = predicted[name] - true[name]
-        if stated and name in stated:
-            scores[f"{name}_stated"] = stated[name]
+        if name in attrs:
+            scores[f"{name}_stated"] = attrs[name]
+    if attrs.get("constant"):
+        constant = reference_of(attrs, "constant")
+        predicted, true = (coefficients(moved(p, reference.center, constant.center), constant) for p in forces)
+        for name in COEFFICIENTS:
+            scores[f"{name}_constant"], scores[f"{name}_constant_true"] = predicted[name], true[name]
     return scores
 
 
 def summary(cases):
-    """Over cases {run: scores}: mean, standard deviation and maximum of errors; of Cd and Cl also the coefficient of
-    determination R2, None where it means nothing (fewer than two cases, or equal truths)."""
+    """Over cases {run: scores}: mean, standard deviation and maximum of errors; of every coefficient mean and largest
+    absolute error, the coefficient of determination R2 and Spearman's rank correlation, None where they mean nothing
+    (fewer than two cases, or equal truths); Cd's error also in counts of 0.001."""
     table = {key: [case[key] for case in cases.values()] for key in next(iter(cases.values()))}
     out = {"cases": len(cases)}
     for key, values in table.items():
-        if key == "loss" or "_l2" in key or "_mae" in key:
-            out[key] = _mean(values)
-            out[f"{key}_std"], out[f"{key}_max"] = _mean([(v - out[key]) ** 2 for v in values]) ** 0.5, max(values)
-    for name in COEFFICIENTS:
-        errors = [abs(e) for e in table[f"{name}_error"]]
-        out[f"{name}_mae"], out[f"{name}_max"] = _mean(errors), max(errors)
+        if key == "loss" or "_l2" in key or "_mae" in key or "_largest" in key:
+            out[key] = mean(values)
+            out[f"{key}_std"], out[f"{key}_max"] = mean([(v - out[key]) ** 2 for v in values]) ** 0.5, max(values)
+    names = [name for name in COEFFICIENTS if f"{name}_true" in table]
+    names += [f"{name}_constant" for name in names if all(f"{name}_constant" in case for case in cases.values())]
+    for name in names:
+        errors = [abs(p - t) for p, t in zip(table[name], table[f"{name}_true"])]
+        out[f"{name}_mae"], out[f"{name}_max"] = mean(errors), max(errors)
         out[f"{name}_r2"] = r2(table[name], table[f"{name}_true"])
+        out[f"{name}_spearman"] = spearman(table[name], table[f"{name}_true"])
+    out["Cd_mae_counts"], out["Cd_max_counts"] = out["Cd_mae"] / COUNT, out["Cd_max"] / COUNT
     return out
-
-
-def r2(predicted, true):
-    """1 - sum (y' - y)^2 / sum (y - mean y)^2, or None."""
-    spread = sum((y - _mean(true)) ** 2 for y in true)
-    return 1 - sum((p - y) ** 2 for p, y in zip(predicted, true)) / spread if len(true) > 1 and spread else None
-
-
-def _mean(values):
-    return sum(values) / len(values)

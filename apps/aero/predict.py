@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
 from apps.aero import metrics
 from apps.aero.dataset import FIELDS, Points, Scaling
-from apps.aero.forces import reference_of
 from apps.aero.model import ModelConfig, Transolver
 from apps.agree import together
 from apps.loop import check_kind
 from apps.metrics import reduce
-from core import DistributedManager, ShardTensor, checkpoint, make_spec
+from core import DistributedManager, ShardTensor, checkpoint, make_spec, scatter_tensor
 from data.sharded import read_sharded
 
 KIND = "aero-transolver"
@@ -49,6 +49,11 @@ class Surface:
         """Sums of ``metrics.case_sums`` of these rows."""
         weight = self.held_out if only_held_out else torch.ones_like(self.held_out)
         return metrics.case_sums(self.predicted, self.fields, weight, self.attrs, field_std)
+
+    def largest(self, only_held_out=False):
+        """``metrics.case_largest`` of these rows."""
+        weight = self.held_out if only_held_out else torch.ones_like(self.held_out)
+        return metrics.case_largest(self.predicted, self.fields, weight)
 
     def whole(self, rows=None):
         """Arrays of the run on every rank, numpy: ``predicted`` and those of the archive.
@@ -88,24 +93,44 @@ def _own_rows(points, run, spec, device):
     return fields, tensor(points.held_out(run, first, last))
 
 
+@torch.no_grad()
+def predict_cells(model, scaling, position, normal, U, domain):
+    """Fields (n, 4) m2/s2, fp64 numpy on every rank, of cells in the training's frame that rank 0 holds.
+
+    position (n, 3) m, normal (n, 3): on rank 0; elsewhere ignored. Every rank receives and computes its own rows only.
+    """
+    weight, features = next(model.parameters()), None
+    if dist.get_rank() == 0:
+        features = torch.from_numpy(scaling.features(position, normal)).to(weight.device, weight.dtype)
+    features = scatter_tensor(features, 0, domain, [Shard(0)])
+    outputs = model(features.unsqueeze(0)).squeeze(0)
+    sizes = dict(enumerate(outputs._spec.sizes))
+    spec = make_spec(domain, [Shard(0)], outputs.shape, sizes)
+    return ShardTensor(scaling.fields(outputs.to_local(), U), spec).full_tensor().cpu().numpy()
+
+
 def judge(model, reader, scaling, runs, mesh, only_held_out=False):
     """{run: scores} of whole runs, dealt over the data groups of ``mesh`` (ddp, domain); the same on every rank.
 
     Groups that have no run left predict one again and do not count it: weights cut over the groups need all of them.
     """
+    device = DistributedManager().device
     points, table = Points(reader, scaling), metrics.empty_sums(len(runs))
+    largest = torch.zeros(len(runs), 2, dtype=torch.float64)
     groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
     for first in range(0, len(runs), groups):
         number = first + group
         surface = predict(model, points, runs[number % len(runs)], mesh["domain"])
         if number < len(runs):
+            largest[number] = surface.largest(only_held_out)
             for key, value in surface.sums(scaling.field_std, only_held_out).items():
                 table[key][number] = value
-    device = DistributedManager().device
     table = reduce({key: value.to(device) for key, value in table.items()}, mesh)
-    return {run: _scores(reader.run_attrs(run), table, number) for number, run in enumerate(runs)}
+    largest = largest.to(device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return {run: _scores(reader.run_attrs(run), table, largest, number) for number, run in enumerate(runs)}
 
 
-def _scores(attrs, table, number):
+def _scores(attrs, table, largest, number):
     sums = {key: value[number].cpu() for key, value in table.items()}
-    return metrics.case_scores(sums, reference_of(attrs), attrs)
+    return metrics.case_scores(sums, attrs, largest[number].cpu())

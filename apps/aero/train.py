@@ -18,6 +18,7 @@ from apps.aero.dataset import Points, Scaling, require_runs, runs_of, sample_sta
 from apps.aero.model import Transolver
 from apps.aero.outputs import drawn, written
 from apps.aero.predict import KIND, judge, load_model, predict
+from apps.aero.shapes import training_facts
 from apps.agree import together
 from apps.cli import command, parse
 from apps.loop import fit, start
@@ -41,6 +42,7 @@ class SurfaceTask:
         self.checked_on, self.checked = _validation(self.reader)
         require_runs(self.reader, [*self.runs, *self.checked])
         self.scaling = Scaling.of(self.reader)
+        self._facts = None
         rows = [self.reader.shape(f"{run}/surface", "area")[0] for run in self.runs]
         self.count_rows, self.rows = dict(zip(self.runs, rows)), min(config.sample_points(), *rows)
         self.dtype = torch.float64 if config.precision == "fp64" else torch.float32
@@ -81,7 +83,15 @@ class SurfaceTask:
             "archive": str(Path(self.config.archive).resolve()),
             "train": self.runs,
             "validated_on": self.checked_on,
+            **self._described(),
         }
+
+    def _described(self):
+        """What new bodies are compared with; read once, by the rank that writes the checkpoint, and by no training."""
+        if self._facts is None:
+            chief = dist.get_rank() == 0
+            self._facts = training_facts(AeroReader(self.config.archive), self.runs) if chief else {}
+        return self._facts
 
 
 def _validation(reader):

@@ -1,0 +1,123 @@
+"""The report of an evaluation: one HTML file with its pictures inside, readable without a network in ten years."""
+
+import base64
+from html import escape
+from pathlib import Path
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: 0.6rem 0 1.4rem } caption { text-align: left; font-weight: 600 }
+th, td { padding: 0.2rem 0.8rem; border-bottom: 1px solid #ddd; text-align: right } th:first-child { text-align: left }
+td:first-child { text-align: left } img { max-width: 100% } .scroll { overflow-x: auto } .quiet { color: #666 }
+"""
+COEFFICIENTS = ("Cd", "Cl", "Cs", "CmPitch", "Clf", "Clr")
+
+
+def write_page(path, results, pictures):
+    """Write the report of ``results`` (of apps.aero.evaluate) to ``path``; pictures {title: PNG file}, where drawn."""
+    parts = [
+        f"<h1>Aerodynamic surrogate: {escape(results['label'])}</h1>",
+        _facts(results),
+        _fields(results),
+        _coefficients(results),
+        _pairs(results),
+        *(_picture(title, Path(file)) for title, file in pictures.items() if Path(file).exists()),
+        _runs(results["runs"]),
+    ]
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Evaluation</title><style>{STYLE}</style>'
+    Path(path).write_text("\n".join([head, *parts, "</html>\n"]))
+
+
+def _facts(results):
+    trained = results["runs_that_were_trained_on"]
+    lines = [
+        f"Checkpoint {escape(str(results['checkpoint']))}, archive {escape(str(results['archive']))}, "
+        f"split {escape(results['split'])}: {results['summary']['cases']} runs.",
+        f"Units: {escape(results['units'])}.",
+    ]
+    if trained:
+        lines.append(f"<b>{len(trained)} of these runs were trained on.</b>")
+    if not results["same_statistics_as_training"]:
+        lines.append("<b>The archive is not the one that the model was trained on.</b>")
+    return "".join(f'<p class="quiet">{line}</p>' for line in lines)
+
+
+def _fields(results):
+    """Relative L2 by field and component, with its interval and the baselines."""
+    s, low = results["summary"], results["intervals"]
+    rows = []
+    for name in ("pressure", "shear", "shear_x", "shear_y", "shear_z"):
+        l2 = f"{name}_l2"
+        row = [name, _percent(s[l2]), _range(low.get(l2), _percent), _percent(s[f"{l2}_std"]), _percent(s[f"{l2}_max"])]
+        row += [_percent(s[f"{l2}_area"]), _percent(s[f"{l2}_area_max"])]
+        row += [_number(s.get(f"{name}_mae")), _number(s.get(f"{name}_largest_max"))]
+        row += [_percent(_baseline(results, key).get(l2)) for key in ("nearest_shape", "mean_field")]
+        rows.append(row)
+    heads = ["relative L2", "mean", "95 % interval", "std", "worst run", "by area", "worst by area"]
+    heads += ["mean |error|", "largest error", "nearest shape", "mean field"]
+    return _table("Fields: model, and what it has to beat", heads, rows)
+
+
+def _coefficients(results):
+    s, rows = results["summary"], []
+    for name in [*COEFFICIENTS, *(f"{c}_constant" for c in COEFFICIENTS if f"{c}_constant_mae" in s)]:
+        row = [name, *(_number(s[f"{name}_{key}"]) for key in ("mae", "max", "r2", "spearman"))]
+        row += [_range(results["intervals"].get(f"{name}_{key}"), _number) for key in ("mae", "r2")]
+        for key in ("nearest_shape", "mean_field"):
+            found = _baseline(results, key)
+            row += [_number(found.get(f"{name}_mae")), _number(found.get(f"{name}_r2"))]
+        rows.append(row)
+    heads = ["coefficient", "mean |error|", "largest", "R2", "rank correlation"]
+    heads += ["interval of |error|", "interval of R2"]
+    heads += ["nearest shape |error|", "R2", "mean of shapes |error|", "R2"]
+    counts = f"{_number(s['Cd_mae_counts'])} counts, {_number(s['Cd_max_counts'])} at most"
+    return _table(f"Coefficients from all cells; Cd off by {counts}", heads, rows)
+
+
+def _pairs(results):
+    pairs = results["pairs"]
+    if pairs is None:
+        return '<p class="quiet">No two runs differ in Cd, so there is nothing to rank.</p>'
+    row = [pairs["pairs"], _number(pairs["mae_counts"]), _number(pairs["max_counts"]), _percent(pairs["right_sign"])]
+    row += [_range(results["intervals"].get("Cd_pairs_right_sign"), _percent), _number(pairs["r2"])]
+    heads = ["pairs", "mean |error|, counts", "largest, counts", "right order", "95 % interval", "R2"]
+    return _table("Change of Cd from one run to another", heads, [row])
+
+
+def _runs(runs):
+    names = ["pressure_l2", "pressure_l2_area", "shear_l2", "shear_l2_area"]
+    rows = []
+    for run, scores in runs.items():
+        row = [run, *(_percent(scores[name]) for name in names)]
+        for name in ("Cd", "Cl", "CmPitch"):
+            row += [_number(scores[name]), _number(scores[f"{name}_true"])]
+        rows.append([*row, _number(scores.get("Cd_stated"))])
+    heads = ["run", "pressure L2", "by area", "shear L2", "by area", "Cd", "true", "Cl", "true", "CmPitch", "true"]
+    return _table("Runs", [*heads, "Cd stated"], rows)
+
+
+def _baseline(results, key):
+    return results["baselines"][key]["summary"] if results["baselines"] else {}
+
+
+def _table(caption, heads, rows):
+    head = "".join(f"<th>{escape(str(cell))}</th>" for cell in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><caption>{escape(caption)}</caption><tr>{head}</tr>{body}</table></div>'
+
+
+def _picture(title, file):
+    code = base64.b64encode(file.read_bytes()).decode()
+    return f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,{code}">'
+
+
+def _number(value):
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _percent(value):
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def _range(ends, shown):
+    return "–" if ends is None else f"{shown(ends[0])} … {shown(ends[1])}"

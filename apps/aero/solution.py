@@ -1,0 +1,134 @@
+"""The answer for one body and its files: a surface for ParaView, coefficients as JSON and as text, and a picture."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from apps.aero import figures, metrics
+from apps.aero.forces import coefficients, force_sums, reference_of
+from apps.aero.outputs import drawn, write_json, written
+from data.aero.geometry import Polygons
+
+GEOMETRY = ("position", "normal", "area")
+CONVENTIONS = (
+    "pressure and shear are kinematic, m2/s2; shear has OpenFOAM's sign, so attached flow along +x has shear_x < 0; "
+    "Cp = pressure / (U^2 / 2), Cf = shear / (U^2 / 2); Cd, Cs, Cl along x (flow), y = up x flow and z (up), forces "
+    "in N likewise; nose up is positive pitch; Clf, Clr = Cl / 2 +- CmPitch"
+)
+
+
+@dataclass
+class Solution:
+    """arrays: of the cells that were predicted, in the order of the file: position, normal, area, cell_id, predicted
+    (n, 4) m2/s2, and pressure, shear, part where known; in the frame of the training. attrs: U, rho, Aref, Lref,
+    center, and stated coefficients. mesh: Polygons in the frame of the file, None for points in place of cells. frame
+    (3, 3): vectors of the file to those of ``arrays``."""
+
+    name: str
+    label: str
+    attrs: dict
+    arrays: dict
+    mesh: Polygons | None = None
+    frame: np.ndarray = field(default_factory=lambda: np.eye(3))
+    parts: list = field(default_factory=list)
+    notes: list = field(default_factory=list)
+    facts: dict = field(default_factory=dict)
+
+    @property
+    def known(self):
+        """Whether the true fields are there."""
+        return "pressure" in self.arrays
+
+    def scores(self):
+        """Coefficients of the predicted fields, and with true fields all of ``metrics.case_scores``."""
+        if not self.known:
+            return self._coefficients(slice(None))
+        names = (*GEOMETRY, "predicted", "pressure", "shear")
+        fields = {name: torch.from_numpy(np.asarray(self.arrays[name], np.float64)) for name in names}
+        predicted, weight = fields["predicted"], torch.ones(len(fields["area"]), dtype=torch.float64)
+        sums = metrics.case_sums(predicted, fields, weight, self.attrs, (1.0,) * 4)
+        return metrics.case_scores(sums, self.attrs, metrics.case_largest(predicted, fields, weight)) | {"loss": None}
+
+    def by_part(self):
+        """{name of part: coefficients of its cells, by the reference of the whole}, where there are several."""
+        if len(self.parts) < 2:
+            return {}
+        return {name: self._coefficients(self.arrays["part"] == k) for k, name in enumerate(self.parts)}
+
+    def _coefficients(self, rows):
+        position, normal, area, y = (self.arrays[name][rows] for name in (*GEOMETRY, "predicted"))
+        reference = reference_of(self.attrs)
+        sums = force_sums(position, normal, area, y[:, 0], y[:, 1:], rho=reference.rho, center=reference.center)
+        found = coefficients(sums, reference) | {"area": float(area.sum(dtype=np.float64))}
+        return found | dict(zip(("force_x", "force_y", "force_z"), sums[:2].sum(axis=0).tolist()))
+
+    def fields(self):
+        """{name: values of every cell of the file} for VTK; vectors in the frame of the file, NaN where masked."""
+        arrays, q = self.arrays, 0.5 * self.attrs["U"] ** 2
+        kinds = {"predicted": (arrays["predicted"][:, 0], arrays["predicted"][:, 1:])}
+        if self.known:
+            kinds["true"] = arrays["pressure"], arrays["shear"]
+            kinds["error"] = tuple(p - t for p, t in zip(kinds["predicted"], kinds["true"]))
+        found = {"cell_id": np.arange(self._cells(), dtype=np.int64)}
+        for name, index in (("pressure", 0), ("shear", 1)):
+            for kind, values in kinds.items():
+                found[f"{name}_{kind}"] = self._spread(values[index] @ self.frame if index else values[index])
+        for name, source in (("Cp", "pressure"), ("Cf", "shear")):
+            found |= {f"{name}_{kind}": (found[f"{source}_{kind}"] / q).astype(np.float32) for kind in kinds}
+        if "part" in arrays:
+            found["part"] = self._spread(arrays["part"], -1, np.int32)
+        valid = self._spread(np.ones(len(arrays["area"])), 0, np.uint8)
+        return found if valid.all() else found | {"valid": valid}
+
+    def _cells(self):
+        return len(self.arrays["cell_id"]) if self.mesh is None else len(self.mesh)
+
+    def _spread(self, values, missing=np.nan, dtype=np.float32):
+        if len(values) == self._cells():
+            return values.astype(dtype)
+        out = np.full((self._cells(), *values.shape[1:]), missing, dtype=dtype)
+        out[self.arrays["cell_id"]] = values
+        return out
+
+
+def write(out, solution, checkpoint):
+    """Write the files of a Solution to the folder ``out`` and print its table; returns its scores.
+
+    Raises InputError where the folder cannot be written to; no file is then left behind.
+    """
+    from data.aero.vtk_files import write_points, write_surface
+
+    scores, title = solution.scores(), f"{solution.name} ({solution.label})"
+    scores = {name: value for name, value in scores.items() if value is not None}
+    paths = [Path(out) / f"{solution.name}.{kind}" for kind in ("vtp", "json", "png")]
+    with written(*paths) as (vtp, table, picture):
+        if solution.mesh is None:
+            write_points(vtp, solution.arrays["position"].astype(np.float32), solution.fields())
+        else:
+            write_surface(vtp, solution.mesh, solution.fields())
+        told = {"run": solution.name, "label": solution.label, "checkpoint": checkpoint, "conventions": CONVENTIONS}
+        reference = {name: solution.attrs[name] for name in ("U", "rho", "Aref", "Lref", "center")}
+        told |= {"reference": reference, "notes": solution.notes, **solution.facts}
+        write_json(table, told | {"scores": scores, "by_part": solution.by_part()})
+        drawn(figures.draw_surface, picture, _drawable(solution), solution.attrs, title)
+    print(title, table_of(scores), *(f"note: {note}" for note in solution.notes), *paths, sep="\n", flush=True)
+    return scores
+
+
+def _drawable(solution):
+    return figures.sampled(solution.arrays, solution.mesh, solution.frame)
+
+
+def table_of(scores):
+    """Cd, Cl and their parts, predicted and, where known, true, as lines of text."""
+    names = [f"{c}{part}" for c in ("Cd", "Cl") for part in ("", "_pressure", "_friction")] + ["Clf", "Clr", "CmPitch"]
+    rows = [["", *names], ["predicted", *(f"{scores[name]:.5f}" for name in names)]]
+    lines = []
+    if "Cd_true" in scores:
+        rows.append(["true fields", *(f"{scores[f'{name}_true']:.5f}" for name in names)])
+        rows.append(["stated", *(f"{scores[f'{n}_stated']:.5f}" if f"{n}_stated" in scores else "" for n in names)])
+        lines = [f"relative L2: pressure {scores['pressure_l2']:.4f}, shear {scores['shear_l2']:.4f}"]
+    text = ["".join(f"{cell:>{12 if i == 0 else 13}}" for i, cell in enumerate(row)).rstrip() for row in rows]
+    return "\n".join([*text, *lines])
