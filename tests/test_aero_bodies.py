@@ -196,9 +196,13 @@ def test_shapes_are_compared_whatever_their_mesh():
         described.append(describe(np.zeros(3), np.ones(3), vectors / area[:, None], area))
     np.testing.assert_allclose(described[0], described[1], atol=1e-12)
     longer = describe(np.zeros(3), np.array([1.5, 1, 1]), vectors / area[:, None], area)
-    table = {"a": described[0] + 0.01, "b": described[0] + 0.02, "c": longer}
+    lengths = np.arange(36) < 10
+    table = {"a": described[0] + 0.01 * lengths, "b": described[0] + 0.02 * lengths, "c": longer}
     run, distance, reach = nearest(described[0], table)
     assert run == "a" and 0 < distance < reach
+    turned = described[0] - described[0] * ~lengths
+    turned[10] = 1.0  # faces one corner of the sky only
+    assert nearest(turned, table)[1] == pytest.approx(1, abs=0.1)
     assert nearest(described[0], {"a": longer})[2] is None
 
 

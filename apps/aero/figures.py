@@ -69,24 +69,24 @@ def draw_surface(path, arrays, attrs, title):
 
 
 def draw_parity(path, cases, title):
-    """Cd, Cl and pitch of all cases {run: scores}: predicted against true, the line of no error and 3 counts beside."""
+    """Cd, Cl and pitch of all cases {run: scores}: predicted against true, the line of no error, of Cd 3 counts beside it."""
     figure, axes = _mosaic([["Cd", "Cl", "CmPitch"]], (14, 4.8))
     for name, ax in axes.items():
         true, predicted = (np.array([case[key] for case in cases.values()]) for key in (f"{name}_true", name))
         both = np.concatenate([true, predicted])
         room = 0.08 * max(np.ptp(both), 0.02)
         ends = np.array([both.min() - room, both.max() + room])
-        ax.fill_between(ends, ends - 0.003, ends + 0.003, color="0.9", lw=0, label="3 counts")
+        if name == "Cd":
+            ax.fill_between(ends, ends - 0.003, ends + 0.003, color="0.9", lw=0, label="3 counts")
+            ax.legend(frameon=False, loc="upper left", fontsize=8)
         ax.plot(ends, ends, color="0.6", lw=1, zorder=1)
         ax.scatter(true, predicted, s=28, zorder=2)
-        for run, x, y in list(zip(cases, true, predicted))[:12]:
-            side, offset = ("right", -6) if x > np.mean(ends) else ("left", 6)
-            ax.annotate(run, (x, y), (offset, -3), textcoords="offset points", ha=side, fontsize=7, color="0.35")
+        for k, (run, x, y) in enumerate(sorted(zip(cases, true, predicted), key=lambda case: case[1])[:12]):
+            ax.annotate(run, (x, y), (0, 6 if k % 2 else -12), textcoords="offset points", ha="center", fontsize=7)
         error = np.abs(predicted - true).mean()
         ax.set(xlim=ends, ylim=ends, aspect="equal", xlabel=f"{name}, true fields", ylabel=f"{name}, predicted")
         ax.set_title(f"{name}: mean |error| {error:.4f} over {len(cases)} cases", fontsize=10)
         ax.grid(alpha=0.3)
-        ax.legend(frameon=False, loc="upper left", fontsize=8)
     figure.suptitle(title)
     _save(figure, path)
 

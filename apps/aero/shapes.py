@@ -1,16 +1,17 @@
 """How far a new body is from those that a model has seen, by a few numbers a shape.
 
-A shape is described by what does not depend on its mesh: where its box begins and ends, the root of its area and of
-the areas that face each axis (all as shares of the training shapes' mean diagonal), and a soft histogram of the
-directions that its surface faces. The distance of two shapes is the root mean square difference of these numbers. It
-says whether a body is unlike the training's, not how wrong the prediction will be.
+A shape is described by what does not depend on its mesh: lengths (where its box begins and ends, the root of its area
+and of the areas that face each axis) and a soft histogram of the directions that its surface faces. The distance of two
+shapes is the root of a sum of two squares: the root mean square difference of the lengths, as a share of the training
+shapes' mean diagonal, and the Hellinger distance of the histograms (0 alike, 1 no direction in common). It says whether
+a body is unlike the training's, not how wrong the prediction will be.
 """
 
 import itertools
 
 import numpy as np
 
-ROWS = 1 << 16
+ROWS, LENGTHS = 1 << 16, 10
 _AXES = np.array([d for d in itertools.product((-1, 0, 1), repeat=3) if any(d)], dtype=np.float64)
 DIRECTIONS = _AXES / np.linalg.norm(_AXES, axis=1, keepdims=True)
 
@@ -20,7 +21,7 @@ def describe(low, high, normal, area):
     facing, shares = np.zeros(3), np.zeros(len(DIRECTIONS))
     for start in range(0, len(area), ROWS):
         n, a = normal[start : start + ROWS].astype(np.float64), area[start : start + ROWS].astype(np.float64)
-        near = np.maximum(n @ DIRECTIONS.T, 0) ** 8
+        near = np.maximum(n @ DIRECTIONS.T, 0) ** 16
         shares += (a / np.maximum(near.sum(axis=1), 1e-9)) @ near
         facing += a @ np.abs(n)
     total = area.sum(dtype=np.float64)
@@ -48,10 +49,11 @@ def nearest(description, shapes):
     """
     runs, table = list(shapes), np.array(list(shapes.values()))
     diagonal = np.linalg.norm(table[:, 3:6] - table[:, :3], axis=1).mean()
-    scale = np.where(np.arange(table.shape[1]) < 10, diagonal, 1.0)
 
     def distances(one):
-        return np.sqrt((((table - one) / scale) ** 2).mean(axis=1))
+        lengths = (((table[:, :LENGTHS] - one[:LENGTHS]) / diagonal) ** 2).mean(axis=1)
+        directions = ((np.sqrt(table[:, LENGTHS:]) - np.sqrt(one[LENGTHS:])) ** 2).sum(axis=1) / 2
+        return np.sqrt(lengths + directions)
 
     found = distances(np.asarray(description))
     reach = None

@@ -1,0 +1,225 @@
+"""Inference from files of new bodies: the same answer as from the archive, in any frame and unit, and its warnings."""
+
+import json
+
+import numpy as np
+import pytest
+from aero_runs import SMALL, python
+from test_aero_bodies import soup, write_binary
+
+from apps.aero import infer, train
+from apps.aero.body import axes
+from apps.aero.forces import moved
+from core import checkpoint
+from data.aero.archive import write_archive
+from data.aero.cells import surface_arrays
+from data.aero.geometry import Polygons, triangles
+from data.aero.loads import force_sums
+from data.aero.synthetic import make_body, outward, surface_flow, synthetic_run, truth
+from data.aero.vtk_files import read_polygons, write_stl, write_surface
+
+RUNS, CELLS = 3, 600
+COEFFICIENTS = ("Cd", "Cl", "Cs", "CmPitch", "Clf", "Clr", "Cd_friction")
+
+
+def triangular_run(number):
+    """A synthetic body all of triangles, and its corners, which wind inward."""
+    body = make_body(0, number, CELLS)
+    corners = triangles(body.mesh).astype(np.float32)
+    mesh = soup(corners)
+    position = corners.astype(np.float64).mean(axis=1)
+    flow = surface_flow(body.shape, position, outward(body.shape, position))
+    arrays, facts = surface_arrays(mesh, *(f.astype(np.float32) for f in flow), file="body")
+    run = synthetic_run(0, number, 100)
+    run.surface, run.attrs = arrays, truth(body.shape) | facts | {"sources": {}}
+    return run, corners
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(checkpoint, archive, corners of run_3, attributes of run_3, folder); run_1 and run_2 were trained on."""
+    folder = tmp_path_factory.mktemp("infer")
+    runs = [triangular_run(number) for number in range(1, RUNS + 1)]
+    splits = {"train": ["run_1", "run_2"], "valid": [], "test": ["run_3"]}
+    write_archive(folder / "a.zarr", [run for run, _ in runs], splits)
+    result = train.main(["--archive", str(folder / "a.zarr"), "--out", str(folder / "out"), "--steps", "4", *SMALL])
+    run, corners = runs[-1]
+    write_stl(folder / "car.stl", corners[:, ::-1])
+    return str(result.checkpoint), str(folder / "a.zarr"), corners, run.attrs, folder
+
+
+def flags(made, out, **changes):
+    path, _, _, attrs, folder = made
+    known = {
+        "checkpoint": path,
+        "surface": folder / "car.stl",
+        "aref": attrs["Aref"],
+        "lref": attrs["Lref"],
+        "out": out,
+    }
+    return [f"--{name.replace('_', '-')}={value}" for name, value in (known | changes).items() if value is not None]
+
+
+def inferred(made, out, **changes):
+    """(scores, JSON, VTP) of an inference from a surface file."""
+    import pyvista
+
+    options = flags(made, out, **changes)
+    scores = infer.main(options)
+    (table,) = out.glob("*.json")
+    return scores, json.loads(table.read_text()), pyvista.read(table.with_suffix(".vtp"))
+
+
+@pytest.fixture(scope="module")
+def from_archive(made):
+    import pyvista
+
+    path, archive, _, _, folder = made
+    scores = infer.main(["--checkpoint", path, "--archive", archive, "--run", "run_3", "--out", str(folder / "i")])
+    return scores, pyvista.read(folder / "i" / "run_3.vtp")
+
+
+@pytest.fixture(scope="module")
+def from_stl(made):
+    return inferred(made, made[-1] / "s")
+
+
+def same(found, expected, scale=1e-4):
+    for name in COEFFICIENTS:
+        assert found[name] == pytest.approx(expected[name], abs=scale), name
+
+
+def test_an_stl_gives_the_fields_and_forces_of_the_archive(from_archive, from_stl):
+    scores, table, data = from_stl
+    same(scores, from_archive[0], 2e-5)
+    for name in ("pressure_predicted", "shear_predicted", "Cp_predicted", "Cf_predicted"):
+        expected = from_archive[1].cell_data[name]
+        np.testing.assert_allclose(data.cell_data[name], expected, atol=2e-5 * np.abs(expected).max())
+    assert "Cd_true" in from_archive[0] and "Cd_true" not in scores and "pressure_true" not in data.cell_data
+    assert table["winding"] == "outward" and table["open_edges"] == 0 and "by_part" in table
+    assert table["nearest"]["run"] in ("run_1", "run_2")
+    assert data.n_cells == len(from_archive[1].cell_data["cell_id"])
+
+
+def test_the_written_surface_holds_the_printed_forces(made, from_stl):
+    scores, table, _ = from_stl
+    mesh = read_polygons(made[-1] / "s" / "car.vtp")
+    fields = from_stl[2].cell_data
+    arrays, _ = surface_arrays(mesh, fields["pressure_predicted"], fields["shear_predicted"], file="car")
+    rows = [arrays[name] for name in ("position", "normal", "area", "pressure", "shear")]
+    force = force_sums(*rows, rho=1.0, center=(0, 0, 0))[:2].sum(axis=0)
+    q = 0.5 * table["reference"]["U"] ** 2 * table["reference"]["Aref"]
+    np.testing.assert_allclose(force / q, [scores["Cd"], scores["Cs"], scores["Cl"]], atol=1e-5)
+    np.testing.assert_allclose(force, [scores["force_x"], scores["force_y"], scores["force_z"]], rtol=1e-3, atol=1e-2)
+
+
+def test_unit_frame_and_ground_are_undone(made, from_stl, tmp_path):
+    """A file in millimetres, flow along -y, up along x, standing half a metre higher."""
+    frame = axes("-y", "x")
+    corners = (made[2][:, ::-1].astype(np.float64) + [0, 0, 0.5]) @ frame * 1000
+    write_binary(tmp_path / "mm.stl", corners)
+    options = {"surface": tmp_path / "mm.stl", "flow_axis": "-y", "up_axis": "x", "ground": 500}
+    with pytest.raises(SystemExit):
+        infer.main(flags(made, tmp_path / "no", **options))
+    scores, _, data = inferred(made, tmp_path / "o", scale=0.001, **options)
+    same(scores, from_stl[0])
+    np.testing.assert_allclose(data.points.min(0), corners.reshape(-1, 3).min(0), rtol=1e-6)
+    shear = from_stl[2].cell_data["shear_predicted"]
+    np.testing.assert_allclose(data.cell_data["shear_predicted"], shear @ frame, atol=1e-3 * np.abs(shear).max())
+
+
+@pytest.mark.parametrize("factor, unit, scale", [(1e3, "millimetres", "0.001"), (1 / 0.0254, "inches", "0.0254")])
+def test_a_wrong_unit_is_named_with_its_factor(made, tmp_path, capsys, factor, unit, scale):
+    write_binary(tmp_path / "u.stl", made[2] * factor)
+    with pytest.raises(SystemExit) as stop:
+        infer.main(flags(made, tmp_path / "o", surface=tmp_path / "u.stl"))
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and unit in error and f"--scale {scale}" in error and not (tmp_path / "o").exists()
+
+
+def test_winding_flat_triangles_and_holes_are_told(made, from_stl, tmp_path):
+    corners = made[2][:, ::-1].copy()
+    corners[::7] = corners[::7, ::-1]
+    flat = corners[:1].copy()
+    flat[0, 2] = flat[0, 0]
+    write_binary(tmp_path / "mixed.stl", np.concatenate([flat, corners]))
+    scores, table, data = inferred(made, tmp_path / "m", surface=tmp_path / "mixed.stl")
+    same(scores, from_stl[0])
+    notes = " ".join(table["notes"])
+    assert table["winding"] == "mixed" and "1 cells without area" in notes and "turned outward" in notes
+    assert data.cell_data["valid"][0] == 0 and np.isnan(data.cell_data["pressure_predicted"][0])
+    np.testing.assert_allclose(data.cell_data["Cp_predicted"][1:], from_stl[2].cell_data["Cp_predicted"], atol=1e-4)
+    write_binary(tmp_path / "inward.stl", corners[:, ::-1])
+    write_binary(tmp_path / "open.stl", made[2][40:, ::-1])
+    table = inferred(made, tmp_path / "p", surface=tmp_path / "open.stl")[1]
+    assert table["open_edges"] > 0 and "Forces on an open surface are not those of a body" in " ".join(table["notes"])
+
+
+def test_parts_add_up_and_true_fields_are_judged(made, from_archive, from_stl, tmp_path):
+    corners = made[2][:, ::-1]
+    write_stl(tmp_path / "a", corners[:300], "front left")
+    write_stl(tmp_path / "b", corners[300:], "rest")
+    (tmp_path / "parts.stl").write_text((tmp_path / "a").read_text() + (tmp_path / "b").read_text())
+    scores, table, data = inferred(made, tmp_path / "o", surface=tmp_path / "parts.stl")
+    assert list(table["by_part"]) == ["front left", "rest"] and np.bincount(data.cell_data["part"])[0] == 300
+    for name in ("Cd", "Cl", "CmPitch", "force_x", "area"):
+        assert sum(part[name] for part in table["by_part"].values()) == pytest.approx(scores[name], rel=1e-9, abs=1e-9)
+    true = from_archive[1].cell_data
+    names = {"p": true["pressure_true"], "wallShearStress": true["shear_true"]}
+    write_surface(tmp_path / "t.vtp", soup(made[2]), names)
+    scores, _, data = inferred(made, tmp_path / "t", surface=tmp_path / "t.vtp")
+    for name in ("pressure_l2", "shear_l2_area", "Cd_true", "pressure_largest"):
+        assert scores[name] == pytest.approx(from_archive[0][name], rel=1e-4), name
+    assert np.abs(data.cell_data["pressure_error"]).max() == pytest.approx(scores["pressure_largest"], rel=1e-5)
+
+
+def test_a_coarse_body_is_cut_finer_and_a_strange_one_told(made, from_stl, tmp_path):
+    box = np.array([[-2.2, -0.9, 0.2], [2.2, 0.9, 2.8]])
+    corner = np.array([[box[(i >> k) & 1, k] for k in range(3)] for i in range(8)])
+    quads = [[0, 4, 6, 2], [1, 3, 7, 5], [0, 1, 5, 4], [2, 6, 7, 3], [0, 2, 3, 1], [4, 5, 7, 6]]
+    write_surface(tmp_path / "box.vtp", Polygons(corner, np.ravel(quads), np.arange(7) * 4), {"k": np.zeros(6)})
+    options = {"surface": tmp_path / "box.vtp", "aref": None}
+    _, table, data = inferred(made, tmp_path / "o", **options)
+    assert table["reference"]["Aref"] == pytest.approx(1.8 * 2.6, rel=1e-6) and data.n_cells == 6
+    assert "consider --cells" in " ".join(table["notes"]) and "OUTSIDE OF THE TRAINING" in " ".join(table["notes"])
+    _, table, data = inferred(made, tmp_path / "c", cells=900, speed=20, **options)
+    notes = " ".join(table["notes"])
+    assert 700 < data.n_cells < 1500 and "6 cells cut into" in notes and "as if Re did not matter" in notes
+    assert data.area == pytest.approx(2 * (4.4 * 1.8 + 4.4 * 2.6 + 1.8 * 2.6), rel=1e-6)
+
+
+def test_old_checkpoints_and_bad_commands(made, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(made[0], tmp_path / "step_00000001")
+    state = checkpoint.read_state(made[0])
+    assert set(state["task"]["shapes"]) == {"run_1", "run_2"} and state["task"]["reference"]["cells"] > CELLS
+    state["task"] = {name: v for name, v in state["task"].items() if name not in ("shapes", "reference")}
+    (tmp_path / "step_00000001" / "state.json").write_text(json.dumps(state))
+    _, table, _ = inferred(made, tmp_path / "o", checkpoint=tmp_path / "step_00000001")
+    assert table["nearest"] is None and "does not describe its training shapes" in " ".join(table["notes"])
+    assert table["reference"]["center"] == [1.40009, 0.0, -0.3176]
+    for changes in ({"run": "run_3"}, {"surface": None}, {"flow_axis": "z"}, {"aref": -1}, {"surface": "none.stl"}):
+        with pytest.raises(SystemExit):
+            infer.main(flags(made, tmp_path / "no", **changes))
+        assert capsys.readouterr().err.startswith("error: ") and not (tmp_path / "no").exists()
+
+
+def test_two_ranks_equal_one(made, from_stl, tmp_path):
+    done = python("-m", "apps.aero.infer", *flags(made, tmp_path / "o"), ranks=2)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads((tmp_path / "o" / "car.json").read_text())
+    same(found["scores"], from_stl[0], 1e-6)
+
+
+def test_moments_move_with_their_centre():
+    rng = np.random.default_rng(0)
+    fields = [
+        rng.normal(size=(9, 3)),
+        rng.normal(size=(9, 3)),
+        rng.random(9),
+        rng.normal(size=9),
+        rng.normal(size=(9, 3)),
+    ]
+    at = [force_sums(*fields, rho=1.2, center=center) for center in ((0, 0, 0), (1, 2, 3))]
+    np.testing.assert_allclose(moved(at[0], (0, 0, 0), (1, 2, 3)), at[1], atol=1e-12)
