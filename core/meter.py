@@ -26,12 +26,14 @@ _ALIKE = {  # torch's own count names the kernels of GPUs only
 
 
 class Work(NamedTuple):
-    """One operation: its name, floating-point operations, bytes read and written, and the dtype of its first tensor."""
+    """One operation: its name, floating-point operations, bytes read and written, and the dtype of its first tensor;
+    of a group norm how many groups all samples have together, which is all that torch's kernel does side by side."""
 
     name: str
     flops: int
     nbytes: int
     dtype: torch.dtype
+    groups: int = 0
 
 
 class Meter(DispatchMode):
@@ -73,9 +75,10 @@ class Meter(DispatchMode):
         fresh = [t for t in made if id(t.untyped_storage()) not in places]
         for t in fresh:
             self._follow(t.untyped_storage())
-        if (fresh or _writes(func)) and func.namespace != "_c10d_functional" and func not in _EMPTY:
-            name, nbytes = func.overloadpacket.__name__, sum(map(_touched, [*used, *made]))
-            self.work[Work(name, _flops(func, args, kwargs, out), nbytes, (used or made)[0].dtype)] += 1
+        if (fresh or _writes(func)) and func.namespace != wire.name and func not in _EMPTY:
+            name, nbytes = func.overloadpacket.__name__, sum(map(_touched, [*used, *fresh]))
+            groups = args[3] * args[6] if func is aten.native_group_norm.default else 0
+            self.work[Work(name, _flops(func, args, kwargs, out), nbytes, (used or made)[0].dtype, groups)] += 1
 
     def _follow(self, storage):
         key = id(storage)

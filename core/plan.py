@@ -76,46 +76,57 @@ def plan(
     Raises:
         InputError: an unknown device or optimizer, or where a process group is there already.
     """
+    how = dict(dtype=dtype, step=step, autocast=autocast, input_gradients=input_gradients, sizes=sizes)
+    kind, states = device_named(device), _states(optimizer)
+    one = share(make_model, inputs, placements, (1,) * len(mesh_shape), **how)
+    cut = share(make_model, inputs, placements, mesh_shape, rank=rank, **how)
+    for s in (one, cut):
+        s.optimizer, s.ema = states * s.gradients, ema * s.gradients
+    return Report(one, cut, kind)
+
+
+def _states(optimizer):
     if optimizer not in STATES:
         raise InputError(f"no optimizer {optimizer!r}", remedy=f"Choose one of {', '.join(map(str, STATES))}.")
-    if dist.is_initialized():
-        raise InputError("plan makes a process group of its own, and there is one", remedy="Call it before the start.")
-    kind, domain = device_named(device), mesh_shape[1:]
-    sample = list(zip(inputs, placements, sizes or [None] * len(inputs)))
-    rank = rank if rank is not None else int(prod(domain) > 2)
-    options = dtype, step or _mean_square, autocast, input_gradients
-    shares = [_share(make_model, sample, (1, *[1] * len(domain)), 0, *options)]
-    shares.append(_share(make_model, sample, tuple(mesh_shape), rank, *options))
-    for s in shares:
-        s.optimizer, s.ema = STATES[optimizer] * s.gradients, s.gradients * ema
-    return Report(*shares, kind)
+    return STATES[optimizer]
 
 
 def _mean_square(model, *inputs):
     return model(*inputs).float().square().mean()
 
 
-def _share(make_model, sample, mesh_shape, rank, dtype, step, autocast, input_gradients):
-    with (
-        fake_mesh(mesh_shape, rank) as mesh,
-        as_on_a_gpu(),
-        FakeTensorMode(allow_non_fake_inputs=True),
-        Meter() as meter,
-    ):
+def share(
+    make_model,
+    inputs,
+    placements,
+    mesh_shape,
+    *,
+    dtype=torch.bfloat16,
+    step=None,
+    autocast=None,
+    input_gradients=False,
+    sizes=None,
+    rank=None,
+):
+    """The :class:`core.planned.Share` of one rank of a mesh, without an optimizer; arguments as of :func:`plan`."""
+    rank = rank if rank is not None else int(prod(mesh_shape[1:]) > 2)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_mesh(tuple(mesh_shape), rank) as mesh, as_on_a_gpu(), fake, Meter() as meter:
         model = _converted(make_model(), dtype)
         if mesh_shape[0] == 1:
             gather_in_buckets(model)  # as core.parallelize does
         weights = meter.now
-        inputs = [_part(x, p, s, mesh, dtype, input_gradients) for x, p, s in sample]
+        sample = zip(inputs, placements, sizes or [None] * len(inputs))
+        sample = [_part(*cut, mesh, dtype, input_gradients) for cut in sample]
         held = meter.now
         meter.restart()
         with trace() as forward, torch.autocast("cpu", autocast) if autocast else nullcontext():
-            loss = step(model, *inputs)
+            loss = (step or _mean_square)(model, *sample)
         with trace() as backward:
             loss.backward()
         gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
         memory = weights, held - weights, gradients, meter.peak - held
-        return Share(mesh_shape, rank, *memory, forward, backward, meter.work, meter.calls, meter.wrapped)
+        return Share(tuple(mesh_shape), rank, *memory, forward, backward, meter.work, meter.calls, meter.wrapped)
 
 
 def _converted(model, dtype):
@@ -136,6 +147,8 @@ def fake_mesh(shape, rank=0):
     if prod(shape) == 1:
         yield None
         return
+    if dist.is_initialized():
+        raise InputError("a plan makes a process group of its own, and there is one", remedy="Call it before the start")
     names = ("ddp", "domain") if len(shape) == 2 else ("ddp", "domain_h", "domain_w")
     join_fake_world(prod(shape), rank)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)

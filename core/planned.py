@@ -111,10 +111,10 @@ class Report:
         return " ".join(said)
 
     def __str__(self):
-        shares = self.one, self.cut
+        shares, (unit, size) = (self.one, self.cut), ("GiB", 2**30) if self.one.peak > 2**30 else ("MiB", 2**20)
         rows = [("", "one GPU", " x ".join(map(str, self.mesh_shape)) + f", rank {self.cut.rank}")]
         for name in ("weights", "gradients", "optimizer", "ema", "buckets", "inputs", "activations", "peak"):
-            rows.append((f"{name}, GiB", *(f"{getattr(s, name) / 2**30:.3f}" for s in shares)))
+            rows.append((f"{name}, {unit}", *(f"{getattr(s, name) / size:.3f}" for s in shares)))
         for name in ("forward", "backward"):
             wires = [getattr(s, name) for s in shares]
             rows.append((f"{name} messages", *(f"{w.count():,}" for w in wires)))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -118,3 +119,27 @@ def _wire(meshes):
 
 def test_functional_collectives(pool):
     pool.run(_wire)
+
+
+def test_fake_tensors_are_told_apart_and_seen_by_modes():
+    seen = []
+
+    class Watch(_torch.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append((func, types))
+            return func(*args, **(kwargs or {}))
+
+    with _torch.FakeTensorMode(), Watch():
+        x = torch.ones(2)
+        assert isinstance(x, _torch.FakeTensor)
+        x + x
+    assert (torch.ops.aten.add.Tensor, [_torch.FakeTensor]) in [(f, list(t)) for f, t in seen]
+
+
+def test_a_fake_world_is_as_large_as_one_says():
+    _torch.join_fake_world(6, 4)
+    try:
+        assert (dist.get_world_size(), dist.get_rank()) == (6, 4)
+        dist.all_reduce(torch.ones(1))  # nobody waits
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,253 @@
+"""What core.plan predicts is what a real run sends and holds: messages exactly, the peak of memory within 15 %."""
+
+import json
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Shard
+
+from apps.aero import plan as aero
+from apps.aero.model import ModelConfig, Transolver
+from apps.weather import plan as weather
+from apps.weather.model import Denoiser
+from apps.weather.model import ModelConfig as DenoiserConfig
+from benchmarks import scaling_model
+from benchmarks.models import Attention, ConvNet, ViT
+from core import InputError, dispatch, neighborhood_attention, parallelize, plan, scatter_tensor
+from core.debug import trace
+from core.devices import FITTED, device_named
+from core.gradients import gather_in_buckets
+from core.meter import Meter
+from core.plan import fake_mesh
+
+MODELS = {
+    "attention": (Attention, [(8, 8, 256, 64)] * 3, 2, None),
+    "vit": (lambda: ViT(64, width=64, depth=2, heads=4, classes=10), [(2, 3, 64, 64)], 2, None),
+    "vit, uneven": (lambda: ViT(64, width=64, depth=2, heads=4, classes=10), [(2, 3, 64, 64)], 2, (48, 16)),
+    "convolutions": (lambda: ConvNet(width=16, depth=3, groups=4), [(1, 16, 64, 96)], 2, None),
+    "transolver": (
+        lambda: Transolver(ModelConfig(features=6, outputs=4, width=64, layers=2, heads=4, slices=16)),
+        [(1, 3001, 6)], 1, None,
+    ),
+    "denoiser": (
+        lambda: Denoiser(DenoiserConfig(2, 3, width=32, depth=2, heads=2, kernel=5)),
+        [(1, 2, 48, 40), (1, 3, 48, 40), (1,)], 2, None,
+    ),
+}  # fmt: skip
+
+
+def predicted(name, mesh_shape=(1, 2), rank=0, **options):
+    make, shapes, dim, sizes = MODELS[name]
+    placements = [[Shard(dim)] if len(s) > dim else None for s in shapes]
+    extents = [{0: sizes} if sizes and p else None for p in placements]
+    options = dict(dtype=torch.float32, input_gradients=True, sizes=extents) | options
+    return plan.plan(make, shapes, placements, mesh_shape, rank=rank, **options)
+
+
+def _made(name, mesh):
+    """Model and inputs of a real run on this rank."""
+    make, shapes, dim, sizes = MODELS[name]
+    extents = {0: sizes} if sizes else None
+    if mesh is None:
+        return make(), [torch.randn(s, requires_grad=True) for s in shapes]
+    inputs = [
+        scatter_tensor(torch.randn(s), None, mesh, [Shard(dim)], requires_grad=True, sizes=extents)
+        if len(s) > dim
+        else torch.randn(s, requires_grad=True)
+        for s in shapes
+    ]
+    return make(), inputs
+
+
+def _sent(wire):
+    return [(m.kind, m.bytes) for m in wire.messages]
+
+
+def real_messages(meshes, name, ddp):
+    dispatch._plans.clear()  # buckets are told apart by the mesh object, and old plans hold another that is equal
+    mesh = meshes["ddp x domain"]
+    model, inputs = _made(name, mesh["domain"])
+    if ddp:
+        model = parallelize.parallelize(model, mesh)
+    else:
+        gather_in_buckets(model)
+    with trace() as forward:
+        loss = model(*inputs).float().square().mean()
+    with trace() as backward:
+        loss.backward()
+    return mesh.get_local_rank("domain"), _sent(forward), _sent(backward)
+
+
+@pytest.mark.parametrize("name, ddp", [*[(n, False) for n in MODELS], ("vit", True), ("transolver", True)])
+def test_messages_are_those_of_a_real_run(pool, name, ddp):
+    of_rank = [predicted(name, (2, 2) if ddp else (1, 2), rank=r).cut for r in range(2)]
+    for rank, *sent in pool.run(real_messages, name, ddp):
+        assert [_sent(of_rank[rank].forward), _sent(of_rank[rank].backward)] == sent
+        assert sent[0] and sent[1]
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+def _step(name, mesh):
+    model, inputs = _made(name, mesh)
+    if mesh is not None:
+        gather_in_buckets(model)
+    model(*inputs).float().square().mean().backward()
+
+
+def real_peak(meshes, name, folder, cut=True):
+    """Most bytes alive in a step, by a Meter on real tensors, and by what torch's profiler saw of the allocator."""
+    mesh = meshes["2"] if cut else None
+    _step(name, mesh)  # what is made once and kept
+    with Meter() as meter:
+        _step(name, mesh)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        _step(name, mesh)
+    path = folder / f"{dist.get_rank() if cut else 'one'}.json"
+    profiler.export_chrome_trace(str(path))
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e["name"] == "[memory]"]
+    changes = accumulate(e["args"]["Bytes"] for e in sorted(events, key=lambda e: e["ts"]))
+    return (mesh.get_local_rank() if cut else 0), meter.peak, max(changes)
+
+
+@pytest.mark.parametrize("name", ["attention", "vit", "vit, uneven", "convolutions", "transolver"])
+def test_memory_is_that_of_a_real_run(pool, name, tmp_path):
+    plans = [predicted(name, rank=r) for r in range(2)]
+    _, *one = real_peak(None, name, tmp_path, cut=False)
+    expected = [(plans[0].one.step_peak, one)]
+    expected += [(plans[rank].cut.step_peak, found) for rank, *found in pool.run(real_peak, name, tmp_path)]
+    for peak, (metered, profiled) in expected:
+        assert peak == pytest.approx(metered, rel=0.15) and peak == pytest.approx(profiled, rel=0.15)
+
+
+def test_what_an_optimizer_and_ddp_keep():
+    plain, kept = predicted("vit", optimizer=None), predicted("vit", (2, 2), optimizer="adamw", ema=True)
+    weights = plain.one.gradients  # every weight has one
+    assert kept.cut.optimizer == 2 * weights and kept.cut.ema == weights and kept.cut.buckets == weights
+    assert kept.one.peak - plain.one.peak == 3 * weights
+    assert sum(kept.cut.data_messages) == weights  # 2 (n - 1) / n of them, for two groups
+    assert not plain.cut.data_messages and plain.cut.peak == plain.cut.step_peak
+
+
+# -- what it says -----------------------------------------------------------------------------------------------------
+def test_a_small_sample_is_not_cut():
+    report = predicted("convolutions")
+    one, alone, cut = report.samples_per_second
+    assert alone > one > cut
+    assert "do not cut it" in report.verdict() and "Plain DDP" in report.verdict()
+
+
+def test_a_long_sequence_is_cut():
+    """Attention of 131,072 tokens is nearly twice as fast on two GPUs."""
+    report = plan.plan(Attention, [(1, 16, 131072, 64)] * 3, [[Shard(2)]] * 3, input_gradients=True)
+    one, _, cut = report.samples_per_second
+    assert 1.8 < cut / one < 2 and "less time than one GPU" in report.verdict()
+    assert report.one.step_peak == pytest.approx(3.5 * 2**30, rel=0.15)  # as measured on an H200
+
+
+def test_what_does_not_fit_says_so():
+    shape = [(1, 64, 8192, 8192)]
+    report = plan.plan(lambda: ConvNet(depth=4), shape, [[Shard(2)]], (1, 8), device="h200")
+    assert report.one.peak > report.device.memory > report.cut.peak
+    assert "does not fit one GPU" in report.verdict()
+    small = plan.plan(lambda: ConvNet(depth=4), shape, [[Shard(2)]], (1, 2), device="a100")
+    assert "part of a rank does not fit" in small.verdict()
+
+
+class Own(nn.Module):
+    """A user's: looks words up, ties weights, keeps a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(100, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, 100, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.words(tokens).transpose(1, 2)).transpose(1, 2))
+
+
+def test_a_module_of_a_user():
+    tokens = torch.empty(4, 64, dtype=torch.int64, device="meta")
+    report = plan.plan(Own, [tokens], [[Shard(1)]], (2, 2), step=lambda model, t: model(t).logsumexp(-1).mean())
+    assert report.one.inputs == tokens.nbytes and report.cut.inputs == tokens.nbytes // 2
+    assert report.cut.gradients == 2 * (100 * 16 + 16 + 16)  # bf16; the tied one counts once
+    assert report.cut.forward.count() and report.cut.backward.count()
+    text = str(report)
+    assert f"{report.cut.backward.bytes():,}" in text and report.verdict() in text
+
+
+def test_kernels_of_gpus_are_planned():
+    """Attention in neighbourhoods by the kernel, which is not there on a CPU, and only inside a plan."""
+    names = {w.name for w in predicted("denoiser", dtype=torch.bfloat16).cut.work}
+    assert {"neighborhood_forward", "neighborhood_backward"} <= names
+    q = torch.randn(1, 8, 8, 2, 8)
+    with Meter() as meter:
+        neighborhood_attention(q, q, q, 3)
+    assert "neighborhood_forward" not in {w.name for w in meter.work}
+
+
+def test_what_cannot_be_planned_is_refused():
+    with pytest.raises(InputError, match="device"):
+        predicted("vit", device="abacus")
+    with pytest.raises(InputError, match="optimizer"):
+        predicted("vit", optimizer="luck")
+    with fake_mesh((1, 2)), pytest.raises(InputError, match="process group"):
+        predicted("vit")
+    assert not dist.is_initialized()
+
+
+# -- what is counted --------------------------------------------------------------------------------------------------
+def test_the_meter_counts_work_and_forgets_what_is_gone():
+    a, b = torch.randn(32, 64), torch.randn(64, 16)
+    with Meter() as meter:
+        product = a @ b
+        product.view(-1)[:100].add_(1)
+        assert meter.now == 32 * 16 * 4
+        del product
+        assert meter.now == 0 and meter.peak == 32 * 16 * 4
+    of_product = next(w for w in meter.work if w.name == "mm")
+    assert of_product.flops == 2 * 32 * 64 * 16
+    assert of_product.nbytes == 4 * (32 * 64 + 64 * 16 + 32 * 16)
+    assert {w.name for w in meter.work} == {"mm", "add_"}  # views are free
+
+
+def test_fitting_finds_the_constants_that_times_were_made_with():
+    shares = [predicted("vit").one, predicted("transolver", dtype=torch.bfloat16).one, predicted("vit").cut]
+    truth = replace(FITTED, operation=2 * FITTED.operation, wrapped=FITTED.wrapped / 2)
+    device = device_named("h200")
+    found = scaling_model.fit([(s, s.seconds(device, truth)) for s in shares], device)
+    for s in shares:
+        assert s.seconds(device, found) == pytest.approx(s.seconds(device, truth), rel=0.05)
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+def test_the_command_takes_any_model(capsys):
+    arguments = [
+        "benchmarks.models:ConvNet",
+        "--arguments",
+        "8",
+        "2",
+        "4",
+        "--input",
+        "1x8x32x32@2",
+        "--mesh",
+        "1",
+        "2",
+    ]
+    plan.main(arguments)
+    assert "bytes sent" in capsys.readouterr().out
+
+
+def test_the_commands_of_the_applications():
+    report = weather.main(["--grid", "50", "96", "--domain", "2", "--ddp", "2", "--batch", "4"])
+    assert report.mesh_shape == (2, 2) and report.cut.forward.count() > 0
+    report = aero.main(["--points", "1000", "--domain", "2", "--layers", "1", "--batch", "1"])
+    assert report.mesh_shape == (1, 2) and report.cut.inputs == pytest.approx(500 * (6 + 4 + 1) * 4, rel=0.05)
+    for flags in (["--ddp", "3"], ["--fsdp"]):
+        with pytest.raises(SystemExit):
+            aero.main(flags)
