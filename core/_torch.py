@@ -23,6 +23,7 @@ pad = torch._C._nn.pad  # what compiled code calls for F.pad
 fused_attention = torch._native_multi_head_attention  # what modules call in inference
 fused_encoder_layer = torch._transformer_encoder_layer_fwd
 make_dual = torch._VF._make_dual  # a tensor with a tangent, for forward-mode differentiation
+scoped_library = torch.library._scoped_library  # what it registers ends with the context
 mask_is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 
 
@@ -164,6 +165,7 @@ __all__ = [
     "no_torch_function",
     "pad",
     "release_groups",
+    "scoped_library",
     "send",
     "transformed",
     "transforming",

@@ -30,6 +30,7 @@ from core.gradients import gather_in_buckets
 from core.kernels import as_on_a_gpu
 from core.meter import Meter
 from core.planned import Report, Share
+from core.precision import gpu_autocast
 from core.shard_tensor import ShardTensor
 from core.spec import make_spec
 
@@ -120,7 +121,7 @@ def share(
         sample = [_part(*cut, mesh, dtype, input_gradients) for cut in sample]
         held = meter.now
         meter.restart()
-        with trace() as forward, torch.autocast("cpu", autocast) if autocast else nullcontext():
+        with trace() as forward, gpu_autocast(autocast) if autocast else nullcontext():
             loss = (step or _mean_square)(model, *sample)
         with trace() as backward:
             loss.backward()

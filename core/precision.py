@@ -1,0 +1,55 @@
+"""Autocast of a GPU, on the CPU: which operations go to fp32 differs, and with it what a model keeps.
+
+Torch's documentation lists them ("CUDA Ops that can autocast to float32"). What the CPU's autocast widens itself (most
+losses) is left to it.
+"""
+
+from contextlib import contextmanager
+
+import torch
+
+from core._torch import scoped_library
+
+_WIDENED = (  # their floating-point operands become fp32
+    "acos asin cosh erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt sinh tan softplus layer_norm group_norm "
+    "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar norm.Scalar norm.ScalarOpt_dim cosine_similarity dist renorm"
+).split()
+_SUMMED = ("softmax.int", "log_softmax.int", "cumsum", "cumprod", "sum", "sum.dim_IntList")  # asked for a result in fp32
+_NARROW = torch.float16, torch.bfloat16
+
+
+@contextmanager
+def gpu_autocast(dtype):
+    """``torch.autocast`` to ``dtype`` for tensors of the CPU, as for those of a GPU."""
+    with scoped_library("aten", "IMPL") as library, torch.autocast("cpu", dtype):
+        for names, kernel in ((_WIDENED, _widened), (_SUMMED, _summed)):
+            for name in names:
+                library.impl(name, kernel(_operator(name)), "AutocastCPU")
+        yield
+
+
+def _operator(name):
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _widened(operator):
+    def call(*args, **kwargs):
+        with torch.autocast("cpu", enabled=False):
+            return operator(*[a.float() if _narrow(a) else a for a in args], **kwargs)
+
+    return call
+
+
+def _summed(operator):
+    def call(x, *args, dtype=None, **kwargs):
+        if "softmax" in operator.name() and len(args) > 1:
+            args, dtype = args[:1], args[1]
+        with torch.autocast("cpu", enabled=False):
+            return operator(x, *args, dtype=torch.float32 if dtype is None and _narrow(x) else dtype, **kwargs)
+
+    return call
+
+
+def _narrow(a):
+    return isinstance(a, torch.Tensor) and a.dtype in _NARROW
