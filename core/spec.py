@@ -14,6 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
 
+from core._torch import group_name
 from core.errors import UndeterminedShardingError
 
 REPLICATE = Replicate()
@@ -45,7 +46,7 @@ class ShardTensorSpec:
         set_(self, "shape", torch.Size(shape))
         set_(self, "sizes", tuple(sizes))
         set_(self, "stride", tuple(stride) if stride is not None else contiguous_stride(self.shape))
-        set_(self, "_key", (self.mesh, self.placements, tuple(self.shape), self.sizes, self.stride))
+        set_(self, "_key", None)
         set_(self, "_hash", None)
         set_(self, "_pending", any(isinstance(p, Partial) for p in self.placements))
         set_(self, "_cut", any(isinstance(p, Shard) for p in self.placements))
@@ -59,12 +60,18 @@ class ShardTensorSpec:
         raise AttributeError(f"a ShardTensorSpec is frozen; make a new one to change {name}")
 
     def __eq__(self, other):
-        return self is other or (isinstance(other, ShardTensorSpec) and self._key == other._key)
+        return self is other or (isinstance(other, ShardTensorSpec) and self._told() == other._told())
 
     def __hash__(self):
         if self._hash is None:
-            object.__setattr__(self, "_hash", hash(self._key))
+            object.__setattr__(self, "_hash", hash(self._told()))
         return self._hash
+
+    def _told(self):
+        if self._key is None:
+            told = self.mesh, _groups(self.mesh), self.placements, tuple(self.shape), self.sizes, self.stride
+            object.__setattr__(self, "_key", told)
+        return self._key
 
     def __copy__(self):
         return self
@@ -259,6 +266,17 @@ class ShardTensorSpec:
             ]
             object.__setattr__(self, "_cotangent", self._new(dual, self.sizes))
         return self._cotangent
+
+
+_names: dict = {}
+
+
+def _groups(mesh):
+    """Names of the process groups of a mesh. Meshes of the same ranks are equal, but a plan made for one must not send
+    through the groups of another: a rank that has forgotten the plan would not be there."""
+    if id(mesh) not in _names:
+        _names[id(mesh)] = mesh, tuple(group_name(mesh.get_group(axis)) for axis in range(mesh.ndim))
+    return _names[id(mesh)][1]
 
 
 def _overlaps(local):

@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 from core import ShardingError, ShardTensor, TensorPromotionMode, UndeterminedShardingError, make_spec, scatter_tensor
@@ -46,6 +47,14 @@ def _specs(meshes):
 
 
 # -- scatter ----------------------------------------------------------------------------------------------------------
+def _meshes_of_the_same_ranks(meshes):
+    """They are equal, their process groups are not: a plan is made anew, and operands of both still meet."""
+    one, other = (init_device_mesh("cpu", (2, 2), mesh_dim_names=("ddp", "domain"))["domain"] for _ in range(2))
+    x, y = (scatter_tensor(torch.arange(7.0), None, mesh, [Shard(0)]) for mesh in (one, other))
+    assert one == other and x._spec != y._spec and x._spec == (x * 2)._spec
+    same((x + y).full_tensor(), torch.arange(7.0) * 2)
+
+
 def _scatter(meshes):
     for name in ("1", "2", "2x2", "4"):
         mesh = meshes[name]
@@ -313,7 +322,7 @@ def _user_handlers(meshes):
 
 
 CASES = [
-    _specs, _scatter, _every_dtype_travels, _scatter_shape_mismatch, _from_local, _gradient_through_local,
+    _specs, _meshes_of_the_same_ranks, _scatter, _every_dtype_travels, _scatter_shape_mismatch, _from_local, _gradient_through_local,
     _redistribute, _cut_twice, _dtensor, _behaves_as_tensor, _errors_are_not_swallowed, _user_handlers,
 ]  # fmt: skip
 
