@@ -4,12 +4,16 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from aero_runs import SMALL, python
 from test_aero_bodies import soup, write_binary
 
 from apps.aero import infer, train
 from apps.aero.body import axes
+from apps.aero.dataset import Scaling
 from apps.aero.forces import moved
+from apps.aero.model import ModelConfig, Transolver
+from apps.aero.predict import predict_cells
 from core import checkpoint
 from data.aero.archive import write_archive
 from data.aero.cells import surface_arrays
@@ -121,7 +125,7 @@ def test_unit_frame_and_ground_are_undone(made, from_stl, tmp_path):
     options = {"surface": tmp_path / "mm.stl", "flow_axis": "-y", "up_axis": "x", "ground": 500}
     with pytest.raises(SystemExit):
         infer.main(flags(made, tmp_path / "no", **options))
-    scores, _, data = inferred(made, tmp_path / "o", scale=0.001, **options)
+    scores, _, data = inferred(made, tmp_path / "o", scale=0.001, chunk=100, **options)
     same(scores, from_stl[0])
     np.testing.assert_allclose(data.points.min(0), corners.reshape(-1, 3).min(0), rtol=1e-6)
     shear = from_stl[2].cell_data["shear_predicted"]
@@ -223,3 +227,24 @@ def test_moments_move_with_their_centre():
     ]
     at = [force_sums(*fields, rho=1.2, center=center) for center in ((0, 0, 0), (1, 2, 3))]
     np.testing.assert_allclose(moved(at[0], (0, 0, 0), (1, 2, 3)), at[1], atol=1e-12)
+
+
+def chunks(meshes, mesh, chunk):
+    """Fields of cells that rank 0 holds, on the ranks of a mesh; called on every worker."""
+    if meshes[mesh].get_coordinate() is None:
+        return None
+    torch.manual_seed(0)
+    model = Transolver(ModelConfig(width=16, layers=3, heads=2, slices=4)).double().eval()
+    rng = np.random.default_rng(0)
+    scaling = Scaling((0.0,) * 3, (1.0,) * 3, (0.0,) * 4, (1.0,) * 4, 30.0)
+    cells = rng.normal(size=(301, 3)), rng.normal(size=(301, 3))
+    mine = cells if torch.distributed.get_rank() == 0 else (None, None)
+    return predict_cells(model, scaling, *mine, 30.0, meshes[mesh], chunk)
+
+
+def test_chunks_and_ranks_do_not_change_the_answer(pool):
+    whole = pool.run(chunks, "4", None)
+    for mesh, chunk in (("4", 7), ("4", 1000), ("3", 1), ("3", None)):
+        for found in pool.run(chunks, mesh, chunk)[:3]:
+            np.testing.assert_allclose(found, whole[0], rtol=1e-9, atol=1e-11)
+    assert np.abs(whole[0]).max() > 0.01

@@ -20,7 +20,7 @@ from apps.aero.page import write_page
 from apps.aero.predict import judge, load_model, predict
 from apps.aero.statistics import confidence, pair_differences
 from apps.agree import together
-from apps.cli import command, option, parse
+from apps.cli import check_counts, command, option, parse
 from core import DistributedManager
 from data.aero.archive import AeroReader
 
@@ -48,20 +48,22 @@ class EvaluateConfig:
     out: str = option("runs/aero-evaluate", "folder to write to")
     domain: int = option(1, "ranks that share one surface; the rest of the world takes other runs")
     pictures: int = option(3, "runs to draw")
+    chunk: int | None = option(None, "cells computed at a time, for less memory and the same answer; left out: all")
 
 
 @command
 def main(argv=None):
     """Runs the command; returns the results as written to results.json, on the first rank; None on the others."""
     config = parse(EvaluateConfig, argv, __doc__)
+    check_counts(config, "chunk")
     DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((-1, config.domain), ("ddp", "domain"))
     model, scaling, state = load_model(config.checkpoint)
     reader = AeroReader(config.archive)
     runs = runs_of(reader, config.split)
     require_runs(reader, runs)
-    cases = judge(model, reader, scaling, runs, mesh, only_held_out=config.split == "heldout")
-    drawings = [_drawing(model, reader, scaling, run, mesh) for run in runs[: config.pictures]]
+    cases = judge(model, reader, scaling, runs, mesh, config.split == "heldout", config.chunk)
+    drawings = [_drawing(model, reader, scaling, run, mesh, config.chunk) for run in runs[: config.pictures]]
     results = None
     with together():
         if dist.get_rank() == 0:
@@ -94,8 +96,8 @@ def _pairs(cases):
     return found and found | {"mae_counts": found["mae"] / COUNT, "max_counts": found["max"] / COUNT}
 
 
-def _drawing(model, reader, scaling, run, mesh):
-    surface = predict(model, Points(reader, scaling), run, mesh["domain"])
+def _drawing(model, reader, scaling, run, mesh, chunk):
+    surface = predict(model, Points(reader, scaling), run, mesh["domain"], chunk)
     return run, surface.whole(FIGURE_ROWS), surface.attrs
 
 

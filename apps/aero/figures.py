@@ -69,7 +69,7 @@ def draw_surface(path, arrays, attrs, title):
 
 
 def draw_parity(path, cases, title):
-    """Cd, Cl and pitch of all cases {run: scores}: predicted against true, the line of no error, of Cd 3 counts beside it."""
+    """Cd, Cl and pitch of all cases {run: scores}: predicted against true, the line of no error and of Cd 3 counts."""
     figure, axes = _mosaic([["Cd", "Cl", "CmPitch"]], (14, 4.8))
     for name, ax in axes.items():
         true, predicted = (np.array([case[key] for case in cases.values()]) for key in (f"{name}_true", name))
@@ -147,6 +147,7 @@ def _bodies(figure, rows, arrays, columns):
     """The body in each of ``rows`` {view: axes of all columns}, with a colour bar below columns of the same scale."""
     for view, axes in rows.items():
         shown = [_cells(ax, arrays, view, *column[1:]) for ax, column in zip(axes, columns)]
+        axes[0].set_ylabel(view)
     for ax, column in zip(next(iter(rows.values())), columns):
         ax.set_title(column[0], fontsize=10)
     for scale in dict.fromkeys(column[2:] for column in columns):
@@ -165,7 +166,7 @@ def _cells(ax, arrays, view, values, limits, colours):
     seen = seen[np.argsort(place[seen] @ viewer)]
     plane = np.stack([right, up], axis=1)
     if "corners" in arrays:
-        cells = PolyCollection(arrays["corners"][seen] @ plane, cmap=colours, lw=0.2, edgecolors="face")
+        cells = PolyCollection(arrays["corners"][seen] @ plane, cmap=colours, lw=0, antialiased=False)
     else:
         normal, size = arrays["normal"][seen], 1.7 * np.sqrt(arrays["area"][seen])
         turn = np.degrees(np.arctan2(normal @ up, normal @ right))  # a tilted disc is narrow along its normal

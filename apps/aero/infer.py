@@ -18,7 +18,7 @@ from apps.aero.dataset import Points, require_runs
 from apps.aero.predict import load_model, predict, predict_cells
 from apps.aero.solution import Solution, write
 from apps.agree import together
-from apps.cli import command, option, parse
+from apps.cli import check_counts, command, option, parse
 from core import DistributedManager, InputError
 from data.aero.archive import AeroReader
 from data.aero.files import sha256
@@ -36,6 +36,7 @@ class InferConfig:
     run: str | None = option(None, "run id")
     vtp: str | None = option(None, "with --run: surface file that the run was built from, for its polygons")
     surface: str | None = option(None, "surface file of a body: STL, VTP, VTU, OBJ, PLY")
+    chunk: int | None = option(None, "cells computed at a time, for less memory and the same answer; left out: all")
     pressure: str | None = option(None, "cell array of the true pressure in it, m2/s2; left out: the usual names")
     shear: str | None = option(None, "cell array of the true wall shear stress, m2/s2, OpenFOAM's sign")
     scale: float | None = option(None, "metres in one unit of the file, as 0.001 for millimetres; left out: 1, checked")
@@ -54,6 +55,7 @@ class InferConfig:
 def main(argv=None):
     """Runs the command; returns the scores on the first rank, None on the others."""
     config = parse(InferConfig, argv, __doc__)
+    check_counts(config, "chunk", "cells")
     if not config.checkpoint or (config.run is None) == (config.surface is None):
         raise InputError("give --checkpoint, and one of --run and --surface", variable="run", remedy="See --help")
     DistributedManager.initialize()
@@ -75,7 +77,7 @@ def _run(config, model, scaling, task, domain):
     reader = AeroReader(config.archive)
     require_runs(reader, [config.run])
     polygons = _polygons(config, reader)
-    surface = predict(model, Points(reader, scaling), config.run, domain)
+    surface = predict(model, Points(reader, scaling), config.run, domain, config.chunk)
     arrays = surface.whole()
     order = np.argsort(arrays["cell_id"])
     arrays = {name: values[order] for name, values in arrays.items()}
@@ -91,7 +93,7 @@ def _surface(config, model, scaling, task, domain):
             case = prepare(config, scaling, task)
             place = case.arrays["position"], case.arrays["normal"]
     U = config.speed if config.speed is not None else scaling.U
-    predicted = predict_cells(model, scaling, *place, U, domain)
+    predicted = predict_cells(model, scaling, *place, U, domain, config.chunk)
     if case is None:
         return None
     arrays = case.arrays | {"predicted": predicted}

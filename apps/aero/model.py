@@ -54,17 +54,15 @@ class SliceAttention(nn.Module):
 
     def forward(self, x):
         weights = self.membership(x)
-        tokens = self.tokens(x, weights)
-        mixed = F.scaled_dot_product_attention(self.query(tokens), self.key(tokens), self.token(tokens))
-        return self.out(torch.einsum("bnhg,bhgd->bnhd", weights, mixed).flatten(2))
+        return self.back(weights, self.mixed(self.sums(x, weights), x.dtype))
 
     def membership(self, x):
         """Share of each point in each slice, (B, N, H, G); sums to one over G."""
         logits = self.slice(self.place(x).unflatten(-1, (self.heads, -1)))
         return torch.softmax(logits / self.log_temperature.exp(), dim=-1)
 
-    def tokens(self, x, weights):
-        """Weighted mean of the points of each slice, (B, H, G, D).
+    def sums(self, x, weights):
+        """Weighted sum of the points of each slice and, last, its weight, (B, H, G, D + 1); of parts, they add.
 
         The value projection carries one more channel a head that is always one, so that the sum and its norm are one
         contraction; it adds up in fp32 at least, because a slice may hold millions of points.
@@ -72,8 +70,16 @@ class SliceAttention(nn.Module):
         values = F.linear(x, *self._value_and_one()).unflatten(-1, (self.heads, -1))
         with torch.autocast(x.device.type, enabled=False):
             exact = torch.promote_types(values.dtype, torch.float32)
-            sums = torch.einsum("bnhg,bnhd->bhgd", weights.to(exact), values.to(exact))
-            return (sums[..., :-1] / (sums[..., -1:] + self.EPSILON)).to(values.dtype)
+            return torch.einsum("bnhg,bnhd->bhgd", weights.to(exact), values.to(exact))
+
+    def mixed(self, sums, dtype):
+        """Tokens, the weighted means of the points, after they attended to each other, (B, H, G, D)."""
+        tokens = (sums[..., :-1] / (sums[..., -1:] + self.EPSILON)).to(dtype)
+        return F.scaled_dot_product_attention(self.query(tokens), self.key(tokens), self.token(tokens))
+
+    def back(self, weights, mixed):
+        """What every point takes from the tokens that it belongs to, (B, N, C)."""
+        return self.out(torch.einsum("bnhg,bhgd->bnhd", weights, mixed).flatten(2))
 
     def _value_and_one(self):
         """Weight and bias of the value projection with a row of zeros and a bias of one after every head."""
@@ -93,7 +99,11 @@ class Block(nn.Module):
         self.mlp = mlp(width, config.mlp * width, width)
 
     def forward(self, x):
-        x = x + self.attention(self.norm1(x))
+        return self.finish(x, self.attention(self.norm1(x)))
+
+    def finish(self, x, taken):
+        """The block's output for points x that took ``taken`` from the tokens."""
+        x = x + taken
         return x + self.mlp(self.norm2(x))
 
 

@@ -1,6 +1,7 @@
-"""Fields of whole surfaces from a trained model: one forward pass over all cells, cut over the domain, no chunks.
+"""Fields of whole surfaces from a trained model: all cells at once, cut over the domain, with or without chunks.
 
-Every cell attends to the whole body, so the answer depends neither on the number of ranks nor on an order of cells.
+Every cell attends to the whole body, so the answer depends neither on the number of ranks, nor on the order of cells,
+nor on chunks: these bound the memory of a layer's computation, not what a cell sees.
 """
 
 from dataclasses import dataclass
@@ -72,13 +73,16 @@ class Surface:
 
 
 @torch.no_grad()
-def predict(model, points, run, domain):
-    """Surface of ``run`` under ``model``, cut over the mesh ``domain``. All ranks of the world call it together."""
+def predict(model, points, run, domain, chunk=None):
+    """Surface of ``run`` under ``model``, cut over the mesh ``domain``. All ranks of the world call it together.
+
+    chunk: rows that are computed at a time, all of the rank's where None.
+    """
     weight = next(model.parameters())
     with together():
         features = read_sharded(points, run, "features", domain, [Shard(0)], dtype=weight.dtype)
         fields, held_out = _own_rows(points, run, features.spec, weight.device)
-    outputs = model(features.unsqueeze(0)).squeeze(0).to_local()
+    outputs = _outputs(model, features, domain, chunk)
     attrs = points.reader.run_attrs(run)
     return Surface(run, attrs, points.scaling.fields(outputs, attrs["U"]), fields, held_out, features.spec)
 
@@ -94,7 +98,7 @@ def _own_rows(points, run, spec, device):
 
 
 @torch.no_grad()
-def predict_cells(model, scaling, position, normal, U, domain):
+def predict_cells(model, scaling, position, normal, U, domain, chunk=None):
     """Fields (n, 4) m2/s2, fp64 numpy on every rank, of cells in the training's frame that rank 0 holds.
 
     position (n, 3) m, normal (n, 3): on rank 0; elsewhere ignored. Every rank receives and computes its own rows only.
@@ -103,13 +107,40 @@ def predict_cells(model, scaling, position, normal, U, domain):
     if dist.get_rank() == 0:
         features = torch.from_numpy(scaling.features(position, normal)).to(weight.device, weight.dtype)
     features = scatter_tensor(features, 0, domain, [Shard(0)])
-    outputs = model(features.unsqueeze(0)).squeeze(0)
-    sizes = dict(enumerate(outputs._spec.sizes))
-    spec = make_spec(domain, [Shard(0)], outputs.shape, sizes)
-    return ShardTensor(scaling.fields(outputs.to_local(), U), spec).full_tensor().cpu().numpy()
+    fields = scaling.fields(_outputs(model, features, domain, chunk), U)
+    spec = make_spec(domain, [Shard(0)], (features.shape[0], fields.shape[1]), dict(enumerate(features.spec.sizes)))
+    return ShardTensor(fields, spec).full_tensor().cpu().numpy()
 
 
-def judge(model, reader, scaling, runs, mesh, only_held_out=False):
+def _outputs(model, features, domain, chunk):
+    """This rank's rows of the model's outputs (n, 4), of features (n, 6) cut over the domain."""
+    if chunk is None:
+        return model(features.unsqueeze(0)).squeeze(0).to_local()
+    return streamed(model, features.to_local(), chunk, domain)
+
+
+def streamed(model, features, chunk, domain):
+    """As ``model`` on all rows of all ranks of ``domain``, a layer at a time and ``chunk`` rows at a time.
+
+    features: this rank's rows (n, 6), plain; returns (n, outputs). Each layer goes over the rows twice: once to add up
+    the slices of all chunks and ranks, once to take back from the tokens that follow. Between layers only the hidden
+    state is kept, n x width numbers; memberships, n x heads x slices, exist for one chunk at a time.
+    """
+    x = torch.cat([model.stem(rows) for rows in features.split(chunk)])[None]
+    for block in model.blocks:
+        attention, total = block.attention, 0
+        for rows in x.split(chunk, dim=1):
+            seen = block.norm1(rows)
+            total = total + attention.sums(seen, attention.membership(seen))
+        dist.all_reduce(total, group=domain.get_group())
+        mixed = attention.mixed(total, x.dtype)
+        for rows in x.split(chunk, dim=1):
+            weights = attention.membership(block.norm1(rows))
+            rows.copy_(block.finish(rows, attention.back(weights, mixed)))
+    return torch.cat([model.head(model.norm(rows)) for rows in x[0].split(chunk)])
+
+
+def judge(model, reader, scaling, runs, mesh, only_held_out=False, chunk=None):
     """{run: scores} of whole runs, dealt over the data groups of ``mesh`` (ddp, domain); the same on every rank.
 
     Groups that have no run left predict one again and do not count it: weights cut over the groups need all of them.
@@ -120,7 +151,7 @@ def judge(model, reader, scaling, runs, mesh, only_held_out=False):
     groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
     for first in range(0, len(runs), groups):
         number = first + group
-        surface = predict(model, points, runs[number % len(runs)], mesh["domain"])
+        surface = predict(model, points, runs[number % len(runs)], mesh["domain"], chunk)
         if number < len(runs):
             largest[number] = surface.largest(only_held_out)
             for key, value in surface.sums(scaling.field_std, only_held_out).items():

@@ -128,7 +128,8 @@ def table_of(scores):
     lines = []
     if "Cd_true" in scores:
         rows.append(["true fields", *(f"{scores[f'{name}_true']:.5f}" for name in names)])
-        rows.append(["stated", *(f"{scores[f'{n}_stated']:.5f}" if f"{n}_stated" in scores else "" for n in names)])
+        stated = [f"{scores[f'{name}_stated']:.5f}" if f"{name}_stated" in scores else "" for name in names]
+        rows += [["stated", *stated]] if any(stated) else []
         lines = [f"relative L2: pressure {scores['pressure_l2']:.4f}, shear {scores['shear_l2']:.4f}"]
     text = ["".join(f"{cell:>{12 if i == 0 else 13}}" for i, cell in enumerate(row)).rstrip() for row in rows]
     return "\n".join([*text, *lines])
