@@ -322,8 +322,9 @@ def _user_handlers(meshes):
 
 
 CASES = [
-    _specs, _meshes_of_the_same_ranks, _scatter, _every_dtype_travels, _scatter_shape_mismatch, _from_local, _gradient_through_local,
-    _redistribute, _cut_twice, _dtensor, _behaves_as_tensor, _errors_are_not_swallowed, _user_handlers,
+    _specs, _meshes_of_the_same_ranks, _scatter, _every_dtype_travels, _scatter_shape_mismatch, _from_local,
+    _gradient_through_local, _redistribute, _cut_twice, _dtensor, _behaves_as_tensor,
+    _errors_are_not_swallowed, _user_handlers,
 ]  # fmt: skip
 
 
