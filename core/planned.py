@@ -103,9 +103,9 @@ class Report:
             return "Nothing is cut: this is DDP." if self.mesh_shape[0] > 1 else "This is one GPU."
         said, gpus = [], prod(self.mesh_shape)
         if one * self.cut.ddp >= cut:
-            said.append("A sample takes one GPU less time than the domain: do not cut it.")
+            said.append("A sample takes the domain longer than one GPU: do not cut it.")
         else:
-            said.append(f"A sample takes the domain {cut / self.cut.ddp / one:.2f} times less time than one GPU.")
+            said.append(f"A sample takes one GPU {cut / self.cut.ddp / one:.2f} times as long as the domain.")
         if alone > cut:
             said.append(f"Plain DDP gets through {alone / cut:.2f} times more samples, if {gpus} make a batch.")
         return " ".join(said)

@@ -1,4 +1,4 @@
-"""What core.plan predicts is what a real run sends and holds: messages exactly, the peak of memory within 15 %."""
+"""What core.plan predicts is what a real run sends and holds: messages exactly, memory as the allocator has it."""
 
 import json
 from dataclasses import replace
@@ -7,6 +7,7 @@ from itertools import accumulate
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import Shard
 
@@ -23,6 +24,7 @@ from core.devices import FITTED, device_named
 from core.gradients import gather_in_buckets
 from core.meter import Meter
 from core.plan import fake_mesh
+from core.precision import gpu_autocast
 
 MODELS = {
     "attention": (Attention, [(8, 8, 256, 64)] * 3, 2, None),
@@ -120,7 +122,7 @@ def test_memory_is_that_of_a_real_run(pool, name, tmp_path):
     expected = [(plans[0].one.step_peak, one)]
     expected += [(plans[rank].cut.step_peak, found) for rank, *found in pool.run(real_peak, name, tmp_path)]
     for peak, (metered, profiled) in expected:
-        assert peak == pytest.approx(metered, rel=0.15) and peak == pytest.approx(profiled, rel=0.15)
+        assert peak == metered and peak == pytest.approx(profiled, rel=0.15)
 
 
 def test_what_an_optimizer_and_ddp_keep():
@@ -144,7 +146,7 @@ def test_a_long_sequence_is_cut():
     """Attention of 131,072 tokens is nearly twice as fast on two GPUs."""
     report = plan.plan(Attention, [(1, 16, 131072, 64)] * 3, [[Shard(2)]] * 3, input_gradients=True)
     one, _, cut = report.samples_per_second
-    assert 1.8 < cut / one < 2 and "less time than one GPU" in report.verdict()
+    assert 1.8 < cut / one < 2 and "times as long as the domain" in report.verdict()
     assert report.one.step_peak == pytest.approx(3.5 * 2**30, rel=0.15)  # as measured on an H200
 
 
@@ -201,6 +203,19 @@ def test_what_cannot_be_planned_is_refused():
     assert not dist.is_initialized()
 
 
+def test_autocast_is_that_of_a_gpu():
+    """Residuals and what norms and softmax keep are fp32, products bf16; the CPU's own autocast is as it was after."""
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    with gpu_autocast(torch.bfloat16):
+        y = F.linear(x, w)
+        wide = [F.layer_norm(y, (8,)), F.group_norm(y, 2), y.softmax(-1), F.log_softmax(y, -1), y.exp(), y**2, y.sum(1)]
+        assert y.dtype == F.gelu(y).dtype == torch.bfloat16
+        assert {t.dtype for t in wide} == {torch.float32}
+        torch.testing.assert_close(wide[2], y.float().softmax(-1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.layer_norm(F.linear(x, w), (8,)).dtype == torch.bfloat16
+
+
 # -- what is counted --------------------------------------------------------------------------------------------------
 def test_the_meter_counts_work_and_forgets_what_is_gone():
     a, b = torch.randn(32, 64), torch.randn(64, 16)
@@ -223,6 +238,18 @@ def test_fitting_finds_the_constants_that_times_were_made_with():
     found = scaling_model.fit([(s, s.seconds(device, truth)) for s in shares], device)
     for s in shares:
         assert s.seconds(device, found) == pytest.approx(s.seconds(device, truth), rel=0.05)
+
+
+def test_a_projection_is_printed_as_one(monkeypatch, capsys):
+    small = {n: case for n, *case in scaling_model.cases(True)}
+    monkeypatch.setattr(scaling_model, "cases", lambda small_ones: [(n, *case) for n, case in small.items()])
+    monkeypatch.setattr(scaling_model, "MEASURED", {"attention 64": ((1.0, 2.0), (None, 0.001))})
+    monkeypatch.setattr(scaling_model, "PROJECTED", ("attention 64",))
+    monkeypatch.setattr(scaling_model, "MESHES", ((1, 4), (2, 4)))
+    scaling_model.main([])
+    fitted, measured, projected = capsys.readouterr().out.split("\n\n")
+    assert "wrapped" in fitted and "error" in measured and len(measured.splitlines()) == 3
+    assert "PROJECTED" in projected and ["2 x 4" in line for line in projected.splitlines()] == [False, False, True]
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------

@@ -143,3 +143,12 @@ def test_a_fake_world_is_as_large_as_one_says():
         dist.all_reduce(torch.ones(1))  # nobody waits
     finally:
         dist.destroy_process_group()
+
+
+def test_a_scoped_library_ends():
+    x = torch.ones(1)
+    with _torch.scoped_library("aten", "IMPL") as library, torch.autocast("cpu", torch.bfloat16):
+        library.impl("layer_norm", lambda x, *rest: x + 41, "AutocastCPU")
+        assert torch.nn.functional.layer_norm(x, (1,)).item() == 42
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(torch.nn.functional.layer_norm(x, (1,)), torch.zeros(1))
