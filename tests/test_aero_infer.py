@@ -8,18 +8,19 @@ import torch
 from aero_runs import SMALL, python
 from test_aero_bodies import soup, write_binary
 
-from apps.aero import infer, train
+from apps.aero import evaluate, infer, train
 from apps.aero.body import axes
 from apps.aero.dataset import Scaling
 from apps.aero.forces import moved
 from apps.aero.model import ModelConfig, Transolver
 from apps.aero.predict import predict_cells
 from core import checkpoint
-from data.aero.archive import write_archive
+from data.aero.archive import AeroReader, write_archive
 from data.aero.cells import surface_arrays
 from data.aero.geometry import Polygons, triangles
 from data.aero.loads import force_sums
 from data.aero.synthetic import make_body, outward, surface_flow, synthetic_run, truth
+from data.aero.topology import winding
 from data.aero.vtk_files import read_polygons, write_stl, write_surface
 
 RUNS, CELLS = 3, 600
@@ -248,3 +249,37 @@ def test_chunks_and_ranks_do_not_change_the_answer(pool):
         for found in pool.run(chunks, mesh, chunk)[:3]:
             np.testing.assert_allclose(found, whole[0], rtol=1e-9, atol=1e-11)
     assert np.abs(whole[0]).max() > 0.01
+
+
+def test_evaluation_stands_beside_the_nearest_shape(made, tmp_path):
+    """A test run that is a training run under another name is the field of its nearest shape exactly."""
+    twins = [triangular_run(1)[0], triangular_run(2)[0], triangular_run(1)[0]]
+    twins[2].id = "run_4"
+    write_archive(tmp_path / "b.zarr", twins, {"train": ["run_1", "run_2"], "valid": [], "test": ["run_4"]})
+    out = tmp_path / "e"
+    options = ["--checkpoint", made[0], "--archive", str(tmp_path / "b.zarr"), "--out", str(out), "--chunk", "500"]
+    results = evaluate.main(options)
+    near, mean = (results["baselines"][name]["runs"]["run_4"] for name in ("nearest_shape", "mean_field"))
+    assert near["from"] == "run_1" and near["distance"] < 1e-6 and near["pressure_l2"] < 1e-3 < mean["pressure_l2"]
+    attrs = AeroReader(tmp_path / "b.zarr").run_attrs("run_1")
+    assert near["Cd"] == attrs["Cd"] != mean["Cd"]
+    scores = results["runs"]["run_4"]
+    assert scores["Cd_constant_true"] * 2.17 == pytest.approx(scores["Cd_true"] * attrs["Aref"])
+    assert scores["CmPitch_constant_true"] != pytest.approx(scores["CmPitch_true"], rel=1e-3)
+    assert scores["Clf_constant_true"] + scores["Clr_constant_true"] == pytest.approx(scores["Cl_constant_true"])
+    assert scores["pressure_largest"] > scores["pressure_mae"] and scores["shear_y_l2"] > 0
+    assert results["pairs"] is None and results["summary"]["Cd_mae_counts"] == pytest.approx(
+        1000 * abs(scores["Cd_error"])
+    )
+    page = (out / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 3 and "http" not in page and "run_4" in page
+    assert "not the one that the model was trained on" not in page
+
+
+def test_constant_pressure_on_a_closed_file_has_no_force(made):
+    found = winding(soup(made[2].astype(np.float64)), "car")
+    area = np.linalg.norm(found.vectors, axis=1)
+    normal = found.vectors * found.turn[:, None] / area[:, None]
+    still = np.zeros((len(area), 3))
+    sums = force_sums(found.centers, normal, area, np.full(len(area), 1e3), still, rho=1.0, center=(0, 0, 0))
+    assert np.abs(sums).max() < 1e-9 * 1e3 * area.sum() and found.open_share < 1e-12

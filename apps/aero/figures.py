@@ -168,7 +168,8 @@ def _cells(ax, arrays, view, values, limits, colours):
     if "corners" in arrays:
         cells = PolyCollection(arrays["corners"][seen] @ plane, cmap=colours, lw=0, antialiased=False)
     else:
-        normal, size = arrays["normal"][seen], 1.7 * np.sqrt(arrays["area"][seen])
+        overlap = 3.0 if len(values) >= MOST_DISCS else 1.7  # a random sample has gaps, which larger discs close
+        normal, size = arrays["normal"][seen], overlap * np.sqrt(arrays["area"][seen])
         turn = np.degrees(np.arctan2(normal @ up, normal @ right))  # a tilted disc is narrow along its normal
         where = {"units": "xy", "offsets": place[seen] @ plane, "transOffset": ax.transData}
         cells = EllipseCollection(size * (normal @ viewer), size, turn, **where, cmap=colours, lw=0)

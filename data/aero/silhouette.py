@@ -9,7 +9,7 @@ import numpy as np
 
 from data.aero.resample import fans
 
-LINES = 2000
+LINES = 1000
 
 
 def projected_area(mesh, axis, lines=LINES):
