@@ -57,7 +57,7 @@ def save_figure(figure, path):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.partial.png")
-    figure.savefig(part, dpi=130)
+    figure.savefig(part, dpi=110, bbox_inches="tight")
     pyplot.close(figure)
     os.replace(part, path)
     return path

@@ -37,14 +37,14 @@ def draw_events(path, results, channel):
     rows = {"csi": "CSI", "pod": "POD", "far": "FAR", "frequency_bias": "frequency bias", "brier": "Brier score"}
     names = event_names(results, channel)
     figure, axes = new_figure(len(rows), len(names), max(3.3 * len(names), 6.5) + 0.5, 2.3 * len(rows) + 0.6)
+    for ax, name in zip(axes[0], names):
+        ax.set_title(name, fontsize=11)
     for row, (score, label) in zip(axes, rows.items()):
-        for i, (ax, name) in enumerate(zip(row, names)):
+        for i, ax in enumerate(row):
             _against_lead(ax, results, channel, score, i)
             ax.set_ylim(*((0, 1) if score in ("csi", "pod", "far") else (0, None)))
             if score == "frequency_bias":
                 ax.axhline(1, color="k", lw=0.8)
-            if row is axes[0]:
-                ax.set_title(name, fontsize=11)
         row[0].set_ylabel(label)
     return _finish(figure, axes[0][0], path)
 
@@ -120,9 +120,12 @@ def draw_spectra(path, results, channel):
             for source, value, low, high in _curves(results, channel, score):
                 _line(ax, source, wave, value[lead], low[lead], high[lead], marker=None)
             ax.set(xscale="log", yscale="log", xlabel="wavelength (km)", xlim=(wave[0], wave[-1]))
-            ax.grid(alpha=0.3, which="both")
+            _plain_ticks(ax.xaxis, wave)
+            ax.grid(alpha=0.3)
         above.set_title(_lead(results, lead))
         under.axhline(1, color="k", lw=0.8)
+        under.set_ylim(0.1, 10)
+        _plain_ticks(under.yaxis, (0.1, 10))
     axes[0][0].set_ylabel(f"power ({unit}²)" if unit != "1" else "power")
     axes[1][0].set_ylabel("power / observed power")
     return _finish(figure, axes[0][0], path)
@@ -202,6 +205,14 @@ def _line(ax, source, x, value, low=None, high=None, marker="o"):
     ax.plot(x, value, dashes, color=colour, marker=marker, ms=3.5, lw=1.6, label=label)
     if low is not None:
         ax.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
+
+
+def _plain_ticks(axis, values):
+    """1, 2 and 5 times powers of ten on a logarithmic axis, in plain numbers."""
+    powers = range(int(np.floor(np.log10(min(values)))), int(np.ceil(np.log10(max(values)))) + 1)
+    at = [k * 10.0**p for p in powers for k in (1, 2, 5) if min(values) <= k * 10.0**p <= max(values)]
+    axis.set_ticks(at, [f"{v:g}" for v in at])
+    axis.set_ticks([], minor=True)
 
 
 def _array(values):

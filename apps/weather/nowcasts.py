@@ -6,6 +6,7 @@ and rows a step. Sources: Germann and Zawadzki 2002 (extrapolation), Bowler et a
 
 import contextlib
 import io
+import warnings
 from importlib.util import find_spec
 
 import numpy as np
@@ -75,6 +76,7 @@ def steps_ensemble(fields, velocity, steps, members, km, minutes, seed):
 
 @contextlib.contextmanager
 def _quiet():
-    """pysteps prints its settings and its progress."""
-    with contextlib.redirect_stdout(io.StringIO()):
+    """pysteps prints its settings and its progress, and warns of vectors that it takes no outliers from."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="pysteps")
         yield

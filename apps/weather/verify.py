@@ -12,6 +12,8 @@ from apps.weather.rollout import rollout
 from core import ShardTensor
 from data.weather.synthetic import cos_zenith
 
+HAIR = 1e-3  # in units of a channel
+
 
 def score_case(model, process, frames, index, config, baselines, draw=False):
     """Sums of one case, {"channel/source/name": fp64 (lead, ...)}; with ``draw`` also whole fields for the maps.
@@ -48,9 +50,11 @@ def score_case(model, process, frames, index, config, baselines, draw=False):
 def _score(sources, truth, valid, channel, facts):
     """Sums {"source/name": ...} of all sources of one channel, and the spectrum of the truth as source "observed"."""
     c, edges = facts.channels.index(channel), metrics.bands(facts.shape)
-    zero = facts.mean[c] if facts.floor[c] is None else facts.floor[c]
-    out = {}
+    floor = facts.floor[c]
+    zero = facts.mean[c] if floor is None else floor
+    out, truth = {}, _settled(truth, floor)
     for source, members in sources.items():
+        members = _settled(members, floor)
         sums = score_field(members, truth, valid, EVENTS.get(channel))
         sums |= metrics.spectrum_sums(members, valid, edges, zero)
         out |= {f"{source}/{name}": value for name, value in sums.items()}
@@ -70,6 +74,11 @@ def score_field(members, truth, valid, events):
         sums |= metrics.event_sums(members, truth, valid, events.thresholds, events.below)
         sums |= metrics.fraction_sums(members, truth, valid, events.thresholds, WINDOWS, events.below)
     return sums
+
+
+def _settled(values, floor):
+    """Values a hair from "nothing there" become it: scaling and back leaves rounding errors, and they break ties."""
+    return values if floor is None else torch.where((values - floor).abs() < HAIR, floor, values)
 
 
 def _sunlit(frames, time):
