@@ -204,7 +204,16 @@ def test_old_checkpoints_and_bad_commands(made, tmp_path, capsys):
     _, table, _ = inferred(made, tmp_path / "o", checkpoint=tmp_path / "step_00000001")
     assert table["nearest"] is None and "does not describe its training shapes" in " ".join(table["notes"])
     assert table["reference"]["center"] == [1.40009, 0.0, -0.3176]
-    for changes in ({"run": "run_3"}, {"surface": None}, {"flow_axis": "z"}, {"aref": -1}, {"surface": "none.stl"}):
+    run = {"surface": None, "run": "run_3", "archive": made[1], "lref": None}
+    for changes in (
+        run,
+        {"archive": made[1]},
+        {"run": "run_3"},
+        {"surface": None},
+        {"flow_axis": "z"},
+        {"aref": -1},
+        {"surface": "none.stl"},
+    ):
         with pytest.raises(SystemExit):
             infer.main(flags(made, tmp_path / "no", **changes))
         assert capsys.readouterr().err.startswith("error: ") and not (tmp_path / "no").exists()

@@ -7,7 +7,7 @@ file, with the true fields and errors where they are known), NAME.json and NAME.
 everything that is doubtful about the body.
 """
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,9 @@ from core import DistributedManager, InputError
 from data.aero.archive import AeroReader
 from data.aero.files import sha256
 
+RUN_ONLY = {"archive", "vtp"}
+SURFACE_ONLY = {"pressure", "shear", "scale", "flow_axis", "up_axis", "ground", "cells"}
+SURFACE_ONLY |= {"aref", "lref", "center", "speed", "density"}
 AXES = ("x", "-x", "y", "-y", "z", "-z")
 
 
@@ -30,7 +33,7 @@ AXES = ("x", "-x", "y", "-y", "z", "-z")
 class InferConfig:
     """Options of python -m apps.aero.infer."""
 
-    checkpoint: str = option("", "step_... folder that training printed")
+    checkpoint: str = field(metadata={"help": "step_... folder that training printed"})
     out: str = option("runs/aero-infer", "folder to write to")
     archive: str | None = option(None, "aero archive that holds the run")
     run: str | None = option(None, "run id")
@@ -56,8 +59,7 @@ def main(argv=None):
     """Runs the command; returns the scores on the first rank, None on the others."""
     config = parse(InferConfig, argv, __doc__)
     check_counts(config, "chunk", "cells")
-    if not config.checkpoint or (config.run is None) == (config.surface is None):
-        raise InputError("give --checkpoint, and one of --run and --surface", variable="run", remedy="See --help")
+    _check(config)
     DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((1, -1), ("ddp", "domain"))
     model, scaling, state = load_model(config.checkpoint)
@@ -68,6 +70,18 @@ def main(argv=None):
         if dist.get_rank() == 0:
             scores = write(config.out, found, config.checkpoint)
     return scores
+
+
+def _check(config):
+    """Refuses options that the chosen source of the body would not listen to."""
+    if (config.run is None) == (config.surface is None):
+        raise InputError("give one of --run and --surface", variable="run", remedy="See --help")
+    meant = RUN_ONLY if config.run is None else SURFACE_ONLY
+    given = [f.name for f in fields(config) if f.default is not MISSING and getattr(config, f.name) != f.default]
+    for name in sorted(set(given) & meant):
+        raise InputError(
+            f"means nothing with {'--surface' if config.run is None else '--run'}", variable=name, remedy="Leave it out"
+        )
 
 
 def _run(config, model, scaling, task, domain):

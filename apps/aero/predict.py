@@ -126,7 +126,7 @@ def streamed(model, features, chunk, domain):
     the slices of all chunks and ranks, once to take back from the tokens that follow. Between layers only the hidden
     state is kept, n x width numbers; memberships, n x heads x slices, exist for one chunk at a time.
     """
-    x = torch.cat([model.stem(rows) for rows in features.split(chunk)])[None]
+    x = _by_chunks(model.stem, features, chunk)[None]
     for block in model.blocks:
         attention, total = block.attention, 0
         for rows in x.split(chunk, dim=1):
@@ -137,7 +137,17 @@ def streamed(model, features, chunk, domain):
         for rows in x.split(chunk, dim=1):
             weights = attention.membership(block.norm1(rows))
             rows.copy_(block.finish(rows, attention.back(weights, mixed)))
-    return torch.cat([model.head(model.norm(rows)) for rows in x[0].split(chunk)])
+    return _by_chunks(lambda rows: model.head(model.norm(rows)), x[0], chunk)
+
+
+def _by_chunks(function, rows, chunk):
+    """``function`` of all rows, computed on ``chunk`` at a time into one tensor: twice its size is never there."""
+    out = None
+    for first, part in zip(range(0, max(1, len(rows)), chunk), rows.split(chunk)):
+        found = function(part)
+        out = found.new_empty(len(rows), found.shape[1]) if out is None else out
+        out[first : first + chunk] = found
+    return out
 
 
 def judge(model, reader, scaling, runs, mesh, only_held_out=False, chunk=None):
