@@ -154,10 +154,16 @@ def test_winding_flat_triangles_and_holes_are_told(made, from_stl, tmp_path):
     assert table["winding"] == "mixed" and "1 cells without area" in notes and "turned outward" in notes
     assert data.cell_data["valid"][0] == 0 and np.isnan(data.cell_data["pressure_predicted"][0])
     np.testing.assert_allclose(data.cell_data["Cp_predicted"][1:], from_stl[2].cell_data["Cp_predicted"], atol=1e-4)
-    write_binary(tmp_path / "inward.stl", corners[:, ::-1])
     write_binary(tmp_path / "open.stl", made[2][40:, ::-1])
     table = inferred(made, tmp_path / "p", surface=tmp_path / "open.stl")[1]
     assert table["open_edges"] > 0 and "Forces on an open surface are not those of a body" in " ".join(table["notes"])
+
+
+def test_a_body_without_area_is_refused(made, tmp_path, capsys):
+    write_binary(tmp_path / "line.stl", np.zeros((5, 3, 3)) + np.arange(3)[:, None])
+    with pytest.raises(SystemExit):
+        infer.main(flags(made, tmp_path / "o", surface=tmp_path / "line.stl"))
+    assert "no cell has an area" in capsys.readouterr().err
 
 
 def test_parts_add_up_and_true_fields_are_judged(made, from_archive, from_stl, tmp_path):

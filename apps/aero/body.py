@@ -57,6 +57,8 @@ def prepare(config, scaling, task):
         notes.append(f"ground moved by {shift[2]:+.4g} m to that of the training, the height of its moment centre")
     mesh = _placed(body.mesh, scale, frame, shift)
     found = winding(mesh, config.surface)
+    if not found.vectors.any():
+        raise InputError("no cell has an area", file=config.surface, remedy="Export the geometry again")
     notes += _winding_notes(found, len(mesh))
     _check_unit(config, scaling, found, notes)
     attrs = _reference(config, scaling, known, mesh, notes)
