@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def single(folder):
     result = training(options(folder, folder / "single"))
     DistributedManager.cleanup()
     forecast.main(forecast_arguments(folder, result.checkpoint, folder / "single.zarr"))
-    evaluate.main(evaluate_arguments(folder, result.checkpoint, folder / "single"))
+    evaluate.main(evaluate_arguments(folder, result.checkpoint, folder / "single", "--figures"))
     return {"gradients": found, "bytes": nbytes, "result": result}
 
 
@@ -123,8 +124,11 @@ def test_scores_of_many_ranks_are_those_of_one(folder, single, sharded):
     found = (json.loads((path / "evaluation/results.json").read_text()) for path in (sharded["out"], folder / "single"))
     got, want = (results["sums"] for results in found)
     assert got.keys() == want.keys()
-    for key, value in want.items():
-        np.testing.assert_allclose(got[key], value, rtol=1e-4, atol=1e-4, err_msg=key)
+    assert set(want["refc"]) == {"model", "persistence", "extrapolation", "steps", "observed"}
+    for channel, source, name in ((c, s, n) for c in want for s in want[c] for n in want[c][s]):
+        assert np.shape(want[channel][source][name])[:2] == (3, 2)  # cases and leads
+        tolerance = dict(rtol=1e-4, atol=1e-3, err_msg=f"{channel}/{source}/{name}")
+        np.testing.assert_allclose(got[channel][source][name], want[channel][source][name], **tolerance)
 
 
 def test_a_chunk_that_one_rank_cannot_read_ends_all(sharded):
@@ -368,10 +372,22 @@ def test_evaluation(folder, single):
     results = json.loads((out / "results.json").read_text())
     assert results["lead_minutes"] == [10, 20] and len(results["cases"]) == 3
     scores = results["scores"]["refc"]
-    for source in ("model", "persistence"):
-        assert len(scores[source]["rmse"]) == 2 and np.shape(scores[source]["fss"]) == (2, 3, 4)
+    assert list(scores) == ["model", "persistence", "extrapolation", "steps", "observed"]
+    assert list(results["scores"]["bt13"]) == ["model", "persistence", "extrapolation", "observed"]  # no STEPS
+    for source in ("model", "persistence", "extrapolation", "steps"):
+        assert len(scores[source]["rmse"]) == 2 and np.shape(scores[source]["fss"]) == (2, 4, 5)
+        low, high = (results["intervals"]["refc"][source]["crps"][end] for end in ("low", "high"))
+        assert (np.array(low) <= scores[source]["crps"]).all() and (np.array(high) >= scores[source]["crps"]).all()
+        counts = [results["sums"]["refc"][source][name] for name in ("happened", "absent")]
+        assert np.sum(counts, axis=(0, 3, 4)).tolist() == (4 * np.array(results["sums"]["refc"]["model"]["n"])).tolist()
     assert scores["persistence"]["crps"] == pytest.approx(scores["persistence"]["mae"])
-    assert {p.name for p in out.iterdir()} == {"results.json", "scores.png", "maps_refc.png", "maps_bt13.png"}
+    assert len(scores["steps"]["rank_histogram"][0]) == 3 and results["members"]["steps"] == 2
+    assert results["windows"]["km"] == pytest.approx([6, 18, 42, 102, 198])
+    report = (out / "report.html").read_text()
+    assert report.count("data:image/png;base64,") == 14 and "http" not in re.sub("base64,[^']*", "", report)
+    kinds = ("errors", "events", "neighborhoods", "probabilities", "ranks", "spectra", "maps")
+    pictures = {f"{kind}_{channel}.png" for kind in kinds for channel in ("refc", "bt13")}
+    assert {p.name for p in out.iterdir()} == {"results.json", "report.html"} | pictures
     reader, square, n = WeatherReader(folder / "archive.zarr"), 0.0, 0
     for time in results["cases"]:  # persistence over 20 minutes by hand
         i = int(np.flatnonzero(reader.times == np.datetime64(time))[0])
@@ -390,7 +406,7 @@ def test_the_road_from_radar_files_to_scores(tmp_path):
     small = ["--preset", "small", "--width", "32", "--depth", "1", "--heads", "2", "--kernel", "3"]
     few = ["--steps", "2", "--batch", "1", "--cases", "1", "--members", "2", "--sampler-steps", "2"]
     result = train.main(["--archive", str(archive), "--out", str(tmp_path / "run"), *small, *few])
-    steps = ["--steps", "1", "--members", "1", "--cases", "1", "--out", str(tmp_path / "scores")]
+    steps = ["--steps", "1", "--members", "1", "--cases", "1", "--out", str(tmp_path / "scores"), "--no-figures"]
     evaluate.main(["--checkpoint", str(result.checkpoint), "--archive", str(archive), *steps])
     results = json.loads((tmp_path / "scores/results.json").read_text())
     reader = WeatherReader(archive)
@@ -399,7 +415,7 @@ def test_the_road_from_radar_files_to_scores(tmp_path):
     seen = [reader.read(str(i), "valid", (slice(None),) * 3)[0] for i in range(4)]
     start = int(np.flatnonzero(reader.times == np.datetime64(results["cases"][0]))[0])
     want = (seen[start + 1] & (seen[start] | seen[start - 1]) & east).sum()
-    assert 0 < want == results["sums"]["1/model/refc/n"]
+    assert 0 < want == results["sums"]["refc"]["model"]["n"][0][0]
 
 
 BLOCKED = """

@@ -65,10 +65,10 @@ def forecast_arguments(folder, checkpoint, out):
     ]
 
 
-def evaluate_arguments(folder, checkpoint, out):
+def evaluate_arguments(folder, checkpoint, out, figures="--no-figures"):
     """Three cases: with two data groups the last round has one to spare."""
     return ["--checkpoint", str(checkpoint), "--archive", f"{folder}/archive.zarr", "--out", f"{out}/evaluation",
-            "--steps", "2", "--members", "2", "--cases", "3"]  # fmt: skip
+            "--steps", "2", "--members", "2", "--cases", "3", figures]  # fmt: skip
 
 
 def main(folder, domain):

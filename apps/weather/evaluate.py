@@ -6,6 +6,7 @@ Data groups share the cases, the ranks of a domain share each case. docs/verific
 
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +49,7 @@ class EvaluateConfig:
         None, f"of {', '.join(baselines.NAMES)}; left out: all, those of pysteps where it is installed"
     )
     draws: int = option(1000, "draws of the bootstrap over starting times")
+    figures: bool = option(True, "draw figures, which the report holds")
     block_hours: float = option(0.0, "starting times in so many hours are drawn together: cases that share weather")
 
 
@@ -108,12 +110,12 @@ def score_all(model, process, frames, cases, config, names, mesh):
 
 
 def draw(found, drawn, frames, config):
-    """The figures and the report, where matplotlib is installed."""
-    try:
+    """The report, with figures if they are wanted and matplotlib is installed."""
+    pictures = {}
+    if config.figures and find_spec("matplotlib") is None:
+        print("no figures: matplotlib is not installed")
+    elif config.figures:
         pictures = {channel: _figures(found, channel, drawn, frames, config) for channel in found["scores"]}
-    except ModuleNotFoundError as missing:
-        print(f"no figures: {missing.name} is not installed")
-        pictures = {}
     print(f"report {write_report(Path(config.out) / 'report.html', found, pictures)}")
 
 

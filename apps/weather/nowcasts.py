@@ -76,7 +76,7 @@ def steps_ensemble(fields, velocity, steps, members, km, minutes, seed):
 
 @contextlib.contextmanager
 def _quiet():
-    """pysteps prints its settings and its progress, and warns of vectors that it takes no outliers from."""
+    """pysteps prints its settings and its progress, and warns of scenes with little in them."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="pysteps")
+        warnings.simplefilter("ignore")
         yield
