@@ -142,7 +142,7 @@ def _maps(channel, drawn, frames, config):
         for lead in leads
     ]
     path, units = Path(config.out) / f"maps_{channel}.png", facts.units[facts.channels.index(channel)]
-    caption = f"Started {str(start)[:16].replace('T', ' ')} UTC. Grey: not seen. Black: state lines."
+    caption = f"Started {str(start)[:16].replace('T', ' ')} UTC. Sand: not seen. Black: state lines. STEPS: one member."
     return "Maps", caption, figures.draw_maps(path, rows, titles, x, y, lines, channel, units)
 
 

@@ -132,7 +132,7 @@ def draw_spectra(path, results, channel):
 
 
 def draw_maps(path, rows, titles, x, y, lines, channel, units):
-    """Maps {source: [field (y, x), ...]}, a row each, a column per title; NaN is grey.
+    """Maps {source: [field (y, x), ...]}, a row each, a column per title; NaN has the colour of sand.
 
     x, y: map coordinates in m, ascending; lines: borders as (x, y) arrays (n, 2) in m.
     """
@@ -142,10 +142,10 @@ def draw_maps(path, rows, titles, x, y, lines, channel, units):
     style = _style(channel, rows)
     for row, (source, fields) in zip(axes, rows.items()):
         for ax, field in zip(row, fields):
-            ax.set_facecolor("0.75")
+            ax.set_facecolor("#dcc9a3")
             image = ax.imshow(field, origin="lower", extent=extent, interpolation="nearest", **style)
             for line in lines:
-                ax.plot(line[:, 0] / 1e3, line[:, 1] / 1e3, color="k", lw=0.8)
+                ax.plot(line[:, 0] / 1e3, line[:, 1] / 1e3, color="k", lw=0.8, path_effects=_halo())
             ax.set(xlim=extent[:2], ylim=extent[2:], xticks=[], yticks=[])
         row[0].set_ylabel(MAPS.get(source) or SOURCES[source][0], fontsize=11)
     for ax, title in zip(axes[0], titles):
@@ -161,17 +161,28 @@ def _scale_bar(ax, extent):
     size = 10 ** np.floor(np.log10((right - left) / 3))
     size *= max(k for k in (1, 2, 5) if k * size <= (right - left) / 3)
     at, level = left + 0.04 * (right - left), low + 0.06 * (high - low)
-    ax.plot([at, at + size], [level] * 2, color="k", lw=3, solid_capstyle="butt")
-    ax.text(at + size / 2, level + 0.03 * (high - low), f"{size:g} km", ha="center", va="bottom", fontsize=9)
+    ax.plot([at, at + size], [level] * 2, color="k", lw=3, solid_capstyle="butt", path_effects=_halo())
+    ax.text(at + size / 2, level + 0.03 * (high - low), f"{size:g} km", ha="center", va="bottom", fontsize=9,
+            path_effects=_halo())  # fmt: skip
+
+
+def _halo():
+    """White around what is black, so that it is seen on dark and light."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=2.2, foreground="white", alpha=0.8)]
 
 
 def _style(channel, rows):
-    """Radar from 5 dBZ on, white below; cold cloud tops bright, as on satellite pictures; all of even lightness."""
+    """Scales of what was observed, which no forecast can stretch, in colours of even lightness.
+
+    Radar from 5 dBZ on, white below; cold cloud tops bright, as on satellite pictures.
+    """
     from matplotlib import pyplot
 
     if channel.startswith("ref"):
         return dict(cmap=pyplot.get_cmap("inferno_r").with_extremes(under="white"), vmin=5, vmax=60)
-    values = np.concatenate([np.ravel(field) for fields in rows.values() for field in fields])
+    values = np.concatenate([np.ravel(field) for name in ("observed", "persistence") for field in rows.get(name, [])])
     low, high = np.nanpercentile(values, (1, 99)) if np.isfinite(values).any() else (0, 1)
     return dict(cmap="gray_r" if channel.startswith("bt") else "viridis", vmin=low, vmax=max(high, low + 1e-6))
 
