@@ -376,10 +376,9 @@ def test_evaluation(folder, single):
     assert list(results["scores"]["bt13"]) == ["model", "persistence", "extrapolation", "observed"]  # no STEPS
     for source in ("model", "persistence", "extrapolation", "steps"):
         assert len(scores[source]["rmse"]) == 2 and np.shape(scores[source]["fss"]) == (2, 4, 5)
-        low, high = (results["intervals"]["refc"][source]["crps"][end] for end in ("low", "high"))
-        assert (np.array(low) <= scores[source]["crps"]).all() and (np.array(high) >= scores[source]["crps"]).all()
         counts = [results["sums"]["refc"][source][name] for name in ("happened", "absent")]
         assert np.sum(counts, axis=(0, 3, 4)).tolist() == (4 * np.array(results["sums"]["refc"]["model"]["n"])).tolist()
+    assert results["intervals"]["refc"] == {}  # of three cases nothing is sure
     assert scores["persistence"]["crps"] == pytest.approx(scores["persistence"]["mae"])
     assert len(scores["steps"]["rank_histogram"][0]) == 3 and results["members"]["steps"] == 2
     assert results["windows"]["km"] == pytest.approx([6, 18, 42, 102, 198])

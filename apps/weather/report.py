@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from apps.weather.figures import SOURCES, event_names
-from apps.weather.results import better, pick
+from apps.weather.results import FEWEST, better, pick
 
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:1200px;margin:2rem auto;padding:0 1rem;color:#222}
 table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
@@ -41,12 +41,12 @@ def _head(results):
         + ", ".join(f"{SOURCES[s][0]} {n}" for s, n in results["members"].items())
         + ". All forecasts are scored on the same points: those seen in the history and at the valid time. "
     )
-    if boot["blocks"] > 1:
+    if boot["blocks"] >= FEWEST:
         text += f"Intervals hold 95 % of {boot['draws']} draws of {boot['blocks']} " + (
             f"blocks of {boot['block_hours']:g} h." if boot["block_hours"] else "starting times, as if independent."
         )
     else:
-        text += "There is one block of starting times, so nothing is known of how sure the scores are."
+        text += f"Starting times are fewer than {FEWEST}, too few to tell how sure the scores are."
     return f"<h1>Verification</h1><p>{escape(text)}</p>"
 
 

@@ -11,7 +11,7 @@ Top level (schema "shardfield-verification-1"); a list over leads unless it says
     intervals        the same with {"low", "high"} in place of a list: 95 % of the draws of the bootstrap
     differences      {channel: {baseline: {score: {"mean", "low", "high"}}}}: model less baseline in the same draws
     sums             {channel: {source: {sum: [case][lead]...}}}: add over cases, then `apps.metrics.scores`
-    bootstrap        draws, block_hours, and the number of blocks drawn from; under two there are no intervals
+    bootstrap        draws, block_hours, and the number of blocks drawn from; under five there are no intervals
     provenance       checkpoint, archive, seeds and versions
 
 Scores end in a dim of their own: rank_histogram and reliability of members + 1 places, roc_* of members + 2, power and
@@ -31,6 +31,7 @@ from apps import metrics
 from apps.weather.events import EVENTS, WINDOWS
 
 SCHEMA = "shardfield-verification-1"
+FEWEST = 5  # blocks of starting times: of fewer, draws do not say how far the score may be off
 CURVES = ("rank_histogram", "reliability", "forecasts", "roc_pod", "roc_pofd", "base_rate")  # not better or worse
 
 
@@ -41,7 +42,7 @@ def summarize(sums, facts, times, config, sources, about):
     """
     blocks = _blocks(times, config.block_hours)
     count = int(blocks.max()) + 1
-    weights = metrics.draws(len(times), config.draws, config.seed, blocks) if count > 1 else None
+    weights = metrics.draws(len(times), config.draws, config.seed, blocks) if count >= FEWEST else None
     tree, found = _tree(sums), {"scores": {}, "intervals": {}, "differences": {}}
     for channel, by_source in tree.items():
         scores = _scores({s: {k: v.sum(0) for k, v in own.items()} for s, own in by_source.items()})
