@@ -9,6 +9,7 @@ All of it is built from four functional collectives, which gloo and NCCL run ali
 Extents of all ranks are known from metadata, so whether a message is sent is decided alike on every rank.
 """
 
+import weakref
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -27,16 +28,22 @@ class Group(NamedTuple):
     rank: int
 
 
-_groups: dict = {}
+_known: dict[int, tuple] = {}  # by the id of a mesh that lives: equal meshes may have other groups
+
+
+def groups_of(mesh) -> tuple[Group, ...]:
+    """The groups of this rank along every axis. What is kept for one mesh and sent later is told apart by these, not by
+    the mesh: on a rank that has kept nothing the groups would be those of an equal one."""
+    if id(mesh) not in _known:
+        groups = [(axis, group_name(mesh.get_group(axis))) for axis in range(mesh.ndim)]
+        _known[id(mesh)] = tuple([Group(name, mesh.size(axis), mesh.get_local_rank(axis)) for axis, name in groups])
+        weakref.finalize(mesh, _known.pop, id(mesh))
+    return _known[id(mesh)]
 
 
 def axis_group(mesh, axis) -> Group:
     """The group of this rank along one axis of a mesh."""
-    key = (id(mesh), axis)
-    if key not in _groups:
-        group = mesh.get_group(axis)
-        _groups[key] = (mesh, Group(group_name(group), mesh.size(axis), mesh.get_local_rank(axis)))
-    return _groups[key][1]
+    return groups_of(mesh)[axis]
 
 
 # -- the wire: no autograd, contiguous buffers only (gloo reads strided memory wrongly) ---------------------------
@@ -92,9 +99,7 @@ def _send_all_gather(x, group):
 def _send_reduce_scatter(x, group):
     nbytes = x.numel() * x.element_size() * (group.size - 1) // group.size
     message = _recorded("reduce_scatter", nbytes, x.device)
-    return _sent(
-        message, x.device, send(wire.reduce_scatter_tensor, x.contiguous(), "sum", group.size, group.name)
-    )
+    return _sent(message, x.device, send(wire.reduce_scatter_tensor, x.contiguous(), "sum", group.size, group.name))
 
 
 def _send_all_to_all(flat, out_splits, in_splits, group):

@@ -89,7 +89,7 @@ class _Pass:
         self.buckets, self.leaves = {}, []
 
     def open_bucket(self, mesh, term):
-        key = id(mesh), term.dtype, term.device
+        key = c.groups_of(mesh), term.dtype, term.device
         bucket = self.buckets.get(key)
         if bucket is None or bucket.pending is not None:
             bucket = self.buckets[key] = _Bucket(mesh)

@@ -10,10 +10,33 @@ import torch
 
 from core._torch import scoped_library
 
-_WIDENED = (  # their floating-point operands become fp32
-    "acos asin cosh erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt sinh tan softplus layer_norm group_norm "
-    "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar norm.Scalar norm.ScalarOpt_dim cosine_similarity dist renorm"
-).split()
+_WIDENED = [
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+    "softplus",
+    "layer_norm",
+    "group_norm",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "pow.Scalar",
+    "norm.Scalar",
+    "norm.ScalarOpt_dim",
+    "cosine_similarity",
+    "dist",
+    "renorm",
+]
 _SUMMED = ("softmax.int", "log_softmax.int", "cumsum", "cumprod", "sum", "sum.dim_IntList")  # asked for fp32
 _NARROW = torch.float16, torch.bfloat16
 

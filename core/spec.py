@@ -14,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
 
-from core._torch import group_name
+from core.collectives import groups_of
 from core.errors import UndeterminedShardingError
 
 REPLICATE = Replicate()
@@ -69,7 +69,7 @@ class ShardTensorSpec:
 
     def _told(self):
         if self._key is None:
-            told = self.mesh, _groups(self.mesh), self.placements, tuple(self.shape), self.sizes, self.stride
+            told = self.mesh, groups_of(self.mesh), self.placements, tuple(self.shape), self.sizes, self.stride
             object.__setattr__(self, "_key", told)
         return self._key
 
@@ -266,17 +266,6 @@ class ShardTensorSpec:
             ]
             object.__setattr__(self, "_cotangent", self._new(dual, self.sizes))
         return self._cotangent
-
-
-_names: dict = {}
-
-
-def _groups(mesh):
-    """Names of the process groups of a mesh. Meshes of the same ranks are equal, but a plan made for one must not send
-    through the groups of another: a rank that has forgotten the plan would not be there."""
-    if id(mesh) not in _names:
-        _names[id(mesh)] = mesh, tuple(group_name(mesh.get_group(axis)) for axis in range(mesh.ndim))
-    return _names[id(mesh)][1]
 
 
 def _overlaps(local):

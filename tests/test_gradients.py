@@ -79,6 +79,21 @@ def _travel_together(meshes):
         assert wire.bytes() == sum(p.numel() * 8 for p in net.parameters())
 
 
+def _travel_together_whatever_was_planned_before(meshes):
+    """Plans that were made for one slice of a mesh serve another; what they send goes into the same message."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(5, 5) for _ in range(4))).double()
+    gradients.gather_in_buckets(net)
+    one, other = (meshes["ddp x domain"]["domain"] for _ in range(2))
+    assert one is not other
+    for module, mesh, expected in ((net[:2], one, 1), (nn.Sequential(*net[:2], nn.Tanh(), *net[2:]), other, 1)):
+        loss = module(scatter_tensor(torch.randn(3, 7, 5).double(), None, mesh, [Shard(1)])).square().sum()
+        net.zero_grad()
+        with trace() as wire:
+            loss.backward()
+        assert wire.count() == expected, wire
+
+
 def _readers_see_the_sum(meshes):
     """Hooks of any kind, on one rank or all; autograd.grad; gradients that are there already."""
     expected, _ = run(make(), None)
@@ -160,6 +175,7 @@ def _passes_inside_passes(meshes):
 CASES = [
     _are_those_of_one_process,
     _travel_together,
+    _travel_together_whatever_was_planned_before,
     _readers_see_the_sum,
     _passes_inside_passes,
     _a_broken_pass_leaves_nothing,
