@@ -12,22 +12,29 @@ autograd, where values are global and torch's own derivative applies.
 import inspect
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
 from core._torch import NoTorchFunction, make_dual, transformed, transforming
+from core.arguments import call, collect, described, emptied, name_of, positional, scan, shards
 from core.errors import MissingShardPatch, ShardingError
 from core.fallback import fallback
-from core.gradients import running
 from core.redistribute import move
 from core.region import pairs, run
 from core.shard_tensor import ShardTensor, as_shards, check_promotion, promote
-from core.spec import REPLICATE, ShardTensorSpec, replicated_spec
-from core.views import copied_as_torch_would, is_copy, remember
+from core.spec import REPLICATE, replicated_spec
+from core.views import remember
+from core.writes import (
+    is_plain,
+    make_writable,
+    mutates,
+    write_out,
+    writes,
+    writes_by_name,
+    written_in,
+)
 
 
 class Plan(NamedTuple):
@@ -86,103 +93,14 @@ def composed(*functions):
     return register
 
 
-def tensors_in(args, kwargs=None):
-    """All specs among (nested) arguments, in order."""
-    found = []
-    for a in (*args, *(kwargs or {}).values()):
-        if isinstance(a, ShardTensorSpec):
-            found.append(a)
-        elif isinstance(a, (list, tuple)):
-            found.extend(tensors_in(a))
-    return tuple(found)
-
-
-# -- arguments ------------------------------------------------------------------------------------------------------
-_NUMBERS = {int, float, bool, type(None), str, torch.dtype}  # looked at first: most arguments are one, tensors are few
-
-
-def _scan(args, tensors):
-    """Hashable description of the arguments; collects their tensors in order."""
-    key = []
-    for a in args:
-        kind = type(a)
-        if kind in _NUMBERS:
-            key.append((kind, a))
-        elif kind is ShardTensor:
-            tensors.append(a)
-            key.append(a._spec)
-        elif kind is list or kind is tuple:
-            key.append(_scan(a, tensors))
-        elif isinstance(a, torch.Tensor):
-            tensors.append(a)
-            key.append(a._spec if isinstance(a, ShardTensor) else a.shape)
-        else:
-            key.append((kind, a))
-    return tuple(key)
-
-
-_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x": "input"}
-
-
-def _positional(rule, args, kwargs):
-    """The first arguments without their names, the others in the order of the rule's parameters, which is that of
-    ``Plan.inputs``; names that torch takes from numpy become its own."""
-    if not kwargs.keys().isdisjoint(_NUMPY_NAMES):
-        kwargs = {k if k in rule.order else _NUMPY_NAMES.get(k, k): v for k, v in kwargs.items()}
-    first = rule.names[len(args)] if len(args) < len(rule.names) else None
-    if first in kwargs:
-        args, kwargs = list(args), dict(kwargs)
-        while first in kwargs:
-            args.append(kwargs.pop(first))
-            first = rule.names[len(args)] if len(args) < len(rule.names) else None
-    if len(kwargs) > 1:
-        kwargs = {name: kwargs[name] for name in (*rule.order, *kwargs) if name in kwargs}
-    return args, kwargs
-
-
-def _collect(args, tensors):
-    """The tensors among (nested) arguments, in order."""
-    for a in args:
-        if isinstance(a, torch.Tensor):
-            tensors.append(a)
-        elif type(a) is list or type(a) is tuple:
-            _collect(a, tensors)
-
-
-def _fill(args, values):
-    """The arguments with their tensors replaced by the next ones of an iterator."""
-    return [
-        a
-        if type(a) in _NUMBERS
-        else next(values)
-        if isinstance(a, torch.Tensor)
-        else type(a)(_fill(a, values))
-        if type(a) is tuple or type(a) is list
-        else a
-        for a in args
-    ]
-
-
-def _call(function, args, kwargs, values):
-    values = iter(values)
-    args = _fill(args, values)
-    if kwargs:
-        kwargs = dict(zip(kwargs, _fill(kwargs.values(), values)))
-    return function(*args, **kwargs)
-
-
 def _mesh_of(tensors):
     mesh = None
     for t in tensors:
         if isinstance(t, ShardTensor):
             if mesh is not None and t._spec.mesh is not mesh and t._spec.mesh != mesh:
-                raise ShardingError("operands live on different meshes", operands=[x._spec for x in _shards(tensors)])
+                raise ShardingError("operands live on different meshes", operands=[x._spec for x in shards(tensors)])
             mesh = t._spec.mesh
     return mesh
-
-
-def _shards(tensors):
-    return [t for t in tensors if isinstance(t, ShardTensor)]
 
 
 def _spec_of(tensor, mesh):
@@ -198,21 +116,26 @@ def _cached(key):
         return None
 
 
+def forget_plans():
+    """Rules are asked again. Process groups that end give their names to others."""
+    _plans.clear()
+
+
 def _plan(rule, func, args, kwargs, tensors, key):
     mesh = _mesh_of(tensors)
     specs = [_spec_of(t, mesh) for t in tensors]
-    plan = _call(lambda *a, **k: rule(func, *a, **k), args, kwargs, specs)
+    plan = call(lambda *a, **k: rule(func, *a, **k), args, kwargs, specs)
     if not isinstance(plan, Plan) or len(plan.inputs) != len(tensors):
         got = f"specs of {len(plan.inputs)} inputs" if isinstance(plan, Plan) else repr(plan)
         raise ShardingError(
             f"its rule returned {got} for {len(tensors)} tensors",
-            op=_name(func),
-            operands=_described(tensors),
+            op=name_of(func),
+            operands=described(tensors),
             remedy="A rule returns core.Plan(one spec for each tensor among the arguments, outputs).",
         )
     try:
         if len(_plans) >= _MOST_PLANS:  # scalars that change every step would fill it
-            _plans.clear()
+            forget_plans()
         _plans[key] = plan
     except TypeError:
         pass
@@ -224,11 +147,7 @@ def _raise_again(error, func, tensors):
     operation and its operands."""
     if not isinstance(error, (TypeError, NotImplementedError)):
         raise
-    raise ShardingError(f"{type(error).__name__}: {error}", op=_name(func), operands=_described(tensors)) from error
-
-
-def _described(tensors):
-    return [t._spec if isinstance(t, ShardTensor) else tuple(t.shape) for t in tensors]
+    raise ShardingError(f"{type(error).__name__}: {error}", op=name_of(func), operands=described(tensors)) from error
 
 
 def _refuse_transformed(func, tensors):
@@ -236,14 +155,10 @@ def _refuse_transformed(func, tensors):
     if func is make_dual or any(transformed(t) for t in tensors if not isinstance(t, ShardTensor)):
         raise MissingShardPatch(
             "a transform of torch.func or a forward-mode derivative of shards",
-            op=_name(func),
-            operands=_described(tensors),
+            op=name_of(func),
+            operands=described(tensors),
             remedy="Use torch.autograd.grad or backward.",
         )
-
-
-def _name(func):
-    return getattr(func, "__name__", str(func))
 
 
 # -- above autograd -------------------------------------------------------------------------------------------------
@@ -294,7 +209,7 @@ def above(func, types, args, kwargs):
         return out
     if HANDLERS and (handler := HANDLERS.get(func) or HANDLERS.get(str(func))):
         return handler(func, types, args, kwargs)
-    if args and not isinstance(args[0], ShardTensor) and _writes_by_name(func):
+    if args and not isinstance(args[0], ShardTensor) and writes_by_name(func) and is_plain(args[0]):
         return _into_plain(func, args, kwargs)
     return _operated(func, args, kwargs)
 
@@ -307,12 +222,12 @@ def _operated(func, args, kwargs):
     if rule is not None and (isinstance(func, _ATEN) or kwargs.get("out") is not None):
         rule = None  # torch.ops.aten.X and out= are matters of the values below autograd
     elif rule is not None and kwargs:
-        args, kwargs = _positional(rule, args, kwargs)
+        args, kwargs = positional(rule, args, kwargs)
     if rule is None:
-        _collect(args, tensors)
-        _collect(kwargs.values(), tensors)
+        collect(args, tensors)
+        collect(kwargs.values(), tensors)
     else:
-        key = (func, _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
+        key = (func, scan(args, tensors), tuple(kwargs), scan(kwargs.values(), tensors) if kwargs else ())
     for t in tensors:
         if isinstance(t, DTensor):
             return _with_dtensors(func, args, kwargs, tensors)
@@ -328,101 +243,17 @@ def _operated(func, args, kwargs):
         if any(promoted):
             mesh = _mesh_of(tensors)
             values = [promote(t, mesh) if p else t for t, p in zip(tensors, promoted)]
-            return _all_shards(_call(func, args, kwargs, values), tensors)
+            return _all_shards(call(func, args, kwargs, values), tensors)
         return _all_shards(func(*args, **kwargs), tensors)
 
 
-def _in_order(func):
-    """Functions that copy what does not lie in order: torch asks the stride, and a view here remembers its own."""
-
-    def call(input, *args, **kwargs):
-        source = input
-        if isinstance(input, ShardTensor) and not torch.compiler.is_compiling():
-            source = copied_as_torch_would(func, input, args, kwargs)
-        with NoTorchFunction():
-            out = func(source, *args, **kwargs)
-        if source is not input:
-            out._is_copy = False  # of nothing that anybody still sees
-        return out
-
-    return call
-
-
-for _f in (torch.Tensor.contiguous, torch.reshape, torch.Tensor.reshape, torch.flatten, torch.Tensor.flatten):
-    composed(_f)(_in_order(_f))
-
-
-@cache
-def _writes_by_name(func):
-    name = _name(func)
-    return (
-        name == "__setitem__"
-        or (name.endswith("_") and not name.endswith("__"))
-        or name.startswith("__i")
-        and (name[3:-2] in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"))
-    )
-
-
 def _into_plain(func, args, kwargs):
-    """A plain tensor, written into, stays the plain tensor that it is. It would not learn of a gradient: where it has
-    one to record that is refused, and where ``total += loss`` gives a new meaning to a name, that is what it gives."""
-    target, tensors = args[0], []
-    if not isinstance(target, torch.Tensor) or isinstance(target, DTensor):
-        return _operated(func, args, kwargs)
-    _collect((*args[1:], *kwargs.values()), tensors)
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    if torch.is_grad_enabled() and target.requires_grad or recorded and _name(func) == "__setitem__":
-        raise ShardingError(
-            "writes ShardTensors into a plain tensor, and a gradient is recorded",
-            op=_name(func),
-            operands=[tuple(target.shape), *(t._spec for t in _shards(tensors))],
-            remedy="Compute out of place, or make the target a ShardTensor first (scatter_tensor, or x.new_zeros).",
-        )
-    out = _operated(func, args, kwargs)
-    return target if isinstance(out, ShardTensor) and not recorded else out
-
-
-# -- the autograd engine, and what it holds ---------------------------------------------------------------------------
-# Gradient edges instead of tensors: a backward pass may recompute a checkpointed forward, so it must run with
-# ``__torch_function__`` switched on, and edges have none of their own.
-def _edges(tensors):
-    with NoTorchFunction():
-        return [get_gradient_edge(t) if isinstance(t, ShardTensor) else t for t in tensors]
-
-
-def _seeds(outputs, grads):
-    grads = [None] * len(outputs) if grads is None else grads
-    grads = [grads] if isinstance(grads, torch.Tensor) else grads
-    return [torch.ones_like(o) if g is None and o.numel() == 1 else g for o, g in zip(outputs, grads)]
-
-
-@composed(torch.autograd.grad)
-def _grad(outputs, inputs, grad_outputs=None, *, materialize_grads=False, allow_unused=None, **kwargs):
-    allow_unused = bool(allow_unused or materialize_grads)
-    seeds = _seeds(outputs, grad_outputs)
-    with running(stores=False):  # what is asked for goes to the caller
-        found = torch.autograd.grad(_edges(outputs), _edges(inputs), seeds, allow_unused=allow_unused, **kwargs)
-    if materialize_grads:
-        found = tuple(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found))
-    return found
-
-
-@composed(torch.autograd.backward)
-def _backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None):
-    inputs = _edges(inputs) if inputs is not None else None
-    seeds = _seeds(tensors, grad_tensors)
-    with running(stores=inputs is None and not create_graph):
-        torch.autograd.backward(_edges(tensors), seeds, retain_graph, create_graph, inputs=inputs)
-
-
-@composed(torch.Tensor.data.__set__)
-def _set_data(tensor, data):
-    """``x.data = y``: torch changes the wrapper, and the part must change with it."""
-    if not isinstance(tensor, ShardTensor) or not isinstance(data, ShardTensor):
-        raise ShardingError("one is a ShardTensor and the other is not", op="data", remedy="Scatter the new values.")
-    with NoTorchFunction():
-        torch.Tensor.data.__set__(tensor, data)
-    tensor._local_tensor, tensor._spec = data._local_tensor, data._spec
+    """A plain tensor, written into, stays the plain tensor that it is: it gets whole operands, and with them whatever
+    gradient is recorded of them."""
+    tensors = []
+    collect((*args, *kwargs.values()), tensors)
+    whole = [t.full_tensor() if isinstance(t, ShardTensor) else t for t in tensors]
+    return call(func, args, kwargs, whole)
 
 
 def _needs_promotion(tensor):
@@ -452,16 +283,7 @@ def _with_dtensors(func, args, kwargs, tensors):
     else:
         whole = [REPLICATE] * others[0].ndim
         values = [t if isinstance(t, DTensor) else DTensor.from_local(t, others[0], whole) for t in tensors]
-    return _call(func, args, kwargs, values)
-
-
-_HOLE = torch.empty(0)
-
-
-def _emptied(args, kwargs):
-    """The arguments without their tensors, which a node of the graph must not keep alive."""
-    holes = repeat(_HOLE)
-    return _fill(args, holes), dict(zip(kwargs, _fill(kwargs.values(), holes))) if kwargs else kwargs
+    return call(func, args, kwargs, values)
 
 
 def _run_above(rule, func, args, kwargs, tensors, key):
@@ -469,19 +291,19 @@ def _run_above(rule, func, args, kwargs, tensors, key):
         if not isinstance(t, ShardTensor):
             check_promotion(t)
         elif t._spec._pending and not rule.pending or t._spec._nested:
-            return _call(func, args, kwargs, [_settled(t, rule.pending) for t in tensors])
+            return call(func, args, kwargs, [_settled(t, rule.pending) for t in tensors])
     cached = _cached(key)
     plan = cached or _plan(rule, func, args, kwargs, tensors, key)
     compute = plan.local or func
-    args, kwargs = _emptied(args, kwargs)
+    args, kwargs = emptied(args, kwargs)
     with NoTorchFunction():
         values = [_placed(t, spec) for t, spec in zip(tensors, plan.inputs)]
         if plan.final is not TARGET:
-            out = run(plan, partial(_call, compute, args, kwargs), values)
+            out = run(plan, partial(call, compute, args, kwargs), values)
             if cached is None:
                 _check_parts(func, out)
             return _with_names(func, out) if type(out) is tuple else out
-        result = run(plan._replace(final=None), partial(_call, compute, args, kwargs), values)
+        result = run(plan._replace(final=None), partial(call, compute, args, kwargs), values)
     return tensors[0].copy_(result)
 
 
@@ -491,7 +313,7 @@ def _check_parts(func, out):
         if isinstance(t, ShardTensor) and t._local_tensor.shape != t._spec.local_shape():
             raise ShardingError(
                 f"its rule promised a part of {tuple(t._spec.local_shape())}, it is {tuple(t._local_tensor.shape)}",
-                op=_name(func),
+                op=name_of(func),
                 operands=[t._spec],
                 remedy="Plan(outputs=...) holds the specs of what the local computation returns.",
             )
@@ -499,7 +321,7 @@ def _check_parts(func, out):
 
 def _with_names(func, out):
     """Results that torch names (``x.sort().indices``): those of a node are a plain tuple."""
-    kind = getattr(torch.return_types, _name(func), None)
+    kind = getattr(torch.return_types, name_of(func), None)
     return out if kind is None or kind.n_sequence_fields != len(out) else kind(out)
 
 
@@ -526,13 +348,13 @@ def below(func, types, args, kwargs):
         return handler(func, types, args, kwargs)
     if func in _COMPOSED:
         return _COMPOSED[func](*args, **kwargs)
-    written = _written(func, args, kwargs) if _writes(func) else ()
+    written = written_in(func, args, kwargs) if writes(func) else ()
     if written:
-        _make_writable(func, written)
+        make_writable(func, written)
         if kwargs and any(a.is_out for a in func._schema.arguments):
-            return _write_out(func, args, kwargs, written)
+            return write_out(func, args, kwargs, written)
     tensors = []
-    key = (id(func), _scan(args, tensors), tuple(kwargs), _scan(kwargs.values(), tensors) if kwargs else ())
+    key = (id(func), scan(args, tensors), tuple(kwargs), scan(kwargs.values(), tensors) if kwargs else ())
     try:
         plan = cached = _cached(key)
         if plan is None:
@@ -541,14 +363,14 @@ def below(func, types, args, kwargs):
                 out = func.decompose(*args, **kwargs)
                 if out is not NotImplemented:
                     return out
-                return fallback(func, lambda whole: _call(func, args, kwargs, whole), tensors, written, mutates(func))
+                return fallback(func, lambda whole: call(func, args, kwargs, whole), tensors, written, mutates(func))
             plan = _element_by_element(rule, func, tensors)
-            for t in _shards(tensors) if plan is None else ():
+            for t in shards(tensors) if plan is None else ():
                 if t._spec._pending and not rule.pending or t._spec._nested:
-                    return _call(func, args, kwargs, [_settled_below(t, rule.pending) for t in tensors])
+                    return call(func, args, kwargs, [_settled_below(t, rule.pending) for t in tensors])
             plan = plan or _plan(rule, func, args, kwargs, tensors, key)
         locals_ = [_move_below(t, spec) for t, spec in zip(tensors, plan.inputs)]
-        out = _call(plan.local or func, args, kwargs, locals_)
+        out = call(plan.local or func, args, kwargs, locals_)
     except Exception as error:
         _raise_again(error, func, tensors)
     if plan.outputs is TARGET:
@@ -561,7 +383,7 @@ def below(func, types, args, kwargs):
     if cached is None:
         _check_parts(func, out)
     if _is_view(func) and isinstance(tensors[0], ShardTensor):
-        remember(key, lambda whole: _call(func, args, kwargs, [whole]), tensors[0], out)
+        remember(key, lambda whole: call(func, args, kwargs, [whole]), tensors[0], out)
     return out
 
 
@@ -611,55 +433,3 @@ def _wrap_below(out, spec, final=None):
     if isinstance(out, (tuple, list)):
         return type(out)([_wrap_below(o, *s) for o, s in zip(out, pairs(spec, final, len(out)))])
     return out
-
-
-@cache
-def _writes(func):
-    """Position and name of the arguments that an aten overload writes into; reading a schema is slow."""
-    schema = enumerate(func._schema.arguments)
-    return tuple((i, a.name) for i, a in schema if a.alias_info is not None and a.alias_info.is_write)
-
-
-def _written(func, args, kwargs):
-    found = []
-    for i, name in _writes(func):
-        _collect([args[i] if i < len(args) else kwargs.get(name)], found)
-    return found
-
-
-def _make_writable(func, written):
-    """Finishes pending sums, and refuses what would be lost: a view whose rows had to be fetched is a copy here, and a
-    new shape is not ours to give."""
-    for t in _shards(written):
-        if torch.Tag.inplace_view in func.tags:
-            raise MissingShardPatch(
-                "changes the shape in place", op=str(func), operands=[t._spec], remedy="Use the form that returns it."
-            )
-        if is_copy(t):
-            raise MissingShardPatch(
-                "writes into rows that lie on other ranks, through a view that is a copy",
-                op=str(func),
-                operands=[t._spec],
-                remedy="Write through a slice (x[i:i+1] instead of x[i]), or use torch.where.",
-            )
-        if t._spec.is_partial():
-            with NoTorchFunction():
-                view = t._is_view()
-            if view:
-                raise MissingShardPatch("writes into a view of a pending sum", op=str(func), operands=[t._spec])
-            done = _settled_below(t)
-            t._local_tensor, t._spec = done._local_tensor, done._spec
-
-
-def _write_out(func, args, kwargs, written):
-    """``out=``: the result is computed as usual and copied."""
-    names = {a.name for a in func._schema.arguments if a.is_out}
-    results = func.overloadpacket(*args, **{k: v for k, v in kwargs.items() if k not in names})
-    for target, result in zip(written, results if isinstance(results, (tuple, list)) else [results]):
-        target.copy_(result)
-    return tuple(written) if len(written) > 1 else written[0]
-
-
-def mutates(func):
-    """Whether an aten overload writes into its first argument."""
-    return any(i == 0 for i, _ in _writes(func))

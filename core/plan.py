@@ -153,11 +153,11 @@ def fake_mesh(shape, rank=0):
     names = ("ddp", "domain") if len(shape) == 2 else ("ddp", "domain_h", "domain_w")
     join_fake_world(prod(shape), rank)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    dispatch._plans.clear()  # of another rank, or of a real mesh that looks like this one
+    dispatch.forget_plans()  # of another rank, or of a real mesh that looks like this one
     try:
         yield mesh[names[1:]] if len(names) > 2 else mesh["domain"]
     finally:
-        dispatch._plans.clear()
+        dispatch.forget_plans()
         release_groups(mesh)
         dist.destroy_process_group()
 

@@ -64,7 +64,7 @@ def survey(meshes):
     try:
         for name, row in load().items():
             rules.seen = frozenset()
-            dispatch._plans.clear()
+            dispatch.forget_plans()
             try:
                 with Functions() as functions:
                     row.fn(*operands(row, 0, "cpu"))

@@ -18,7 +18,7 @@ from apps.weather.model import Denoiser
 from apps.weather.model import ModelConfig as DenoiserConfig
 from benchmarks import scaling_model
 from benchmarks.models import Attention, ConvNet, ViT
-from core import InputError, dispatch, neighborhood_attention, parallelize, plan, scatter_tensor
+from core import InputError, neighborhood_attention, parallelize, plan, scatter_tensor
 from core.debug import trace
 from core.devices import FITTED, device_named
 from core.gradients import gather_in_buckets
@@ -70,7 +70,6 @@ def _sent(wire):
 
 
 def real_messages(meshes, name, ddp):
-    dispatch._plans.clear()  # buckets are told apart by the mesh object, and old plans hold another that is equal
     mesh = meshes["ddp x domain"]
     model, inputs = _made(name, mesh["domain"])
     if ddp:
@@ -122,7 +121,7 @@ def test_memory_is_that_of_a_real_run(pool, name, tmp_path):
     assert peak == metered and peak == pytest.approx(profiled, rel=0.15)
     for rank, metered, profiled in pool.run(real_peak, name, tmp_path):
         peak = plans[rank].cut.step_peak
-        assert peak == metered and peak < 1.15 * profiled  # gloo's threads let go of messages when they come to it
+        assert peak <= metered < 1.01 * peak and peak < 1.15 * profiled  # gloo's threads let go of messages late
 
 
 def test_what_an_optimizer_and_ddp_keep():

@@ -11,6 +11,7 @@ from core.ops import (  # noqa: F401
     conv,
     diagonal,
     distance,
+    engine,
     extremes,
     factory,
     fft,

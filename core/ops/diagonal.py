@@ -6,10 +6,11 @@ cut so that each part of the diagonal stays where it is. Nothing is sent.
 
 import torch
 
-from core.dispatch import TARGET, Plan, composed, mutates, op
+from core.dispatch import TARGET, Plan, composed, op
 from core.errors import MissingShardPatch, ShardingError
 from core.ops.reduction import reduced
 from core.shard_tensor import ShardTensor
+from core.writes import mutates
 
 aten = torch.ops.aten
 

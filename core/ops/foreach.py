@@ -4,10 +4,11 @@ import torch
 from torch.distributed.tensor.placement_types import Shard
 
 from core import collectives as c
-from core.dispatch import Plan, mutates, op
+from core.dispatch import Plan, op
 from core.errors import MissingShardPatch, ShardingError
 from core.ops.pointwise import fits, meet, operand
 from core.spec import ShardTensorSpec
+from core.writes import mutates
 
 aten = torch.ops.aten
 

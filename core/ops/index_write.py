@@ -9,12 +9,13 @@ import torch
 from torch.distributed.tensor.placement_types import Shard
 
 from core import collectives as c
-from core.dispatch import TARGET, Plan, mutates, op
+from core.dispatch import TARGET, Plan, op
 from core.errors import ShardingError
 from core.ops.indexing import columns_of, first_dim, indexed, layout_of, legs_of, numbers, rows_of, shape_of, spread
 from core.ops.pointwise import operand
 from core.ops.routed import deliver
 from core.spec import PARTIAL, ShardTensorSpec, replicated_spec
+from core.writes import mutates
 
 aten = torch.ops.aten
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch.distributed.tensor.placement_types import Shard
 
 from core import collectives as c
-from core.dispatch import Plan, op, tensors_in
+from core.arguments import tensors_in
+from core.dispatch import Plan, op
 from core.errors import MissingShardPatch, ShardingError
 from core.ops.indexing import read
 from core.ops.reduction import finish_local, reduced

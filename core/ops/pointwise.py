@@ -9,9 +9,11 @@ extent (the first of equals); the others follow. In-place operations keep the cu
 import torch
 from torch.distributed.tensor.placement_types import Partial, Shard
 
-from core.dispatch import TARGET, Plan, mutates, op, tensors_in
+from core.arguments import tensors_in
+from core.dispatch import TARGET, Plan, op
 from core.errors import ShardingError
 from core.spec import PARTIAL, REPLICATE
+from core.writes import mutates
 
 aten = torch.ops.aten
 

@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from core import rng
-from core.dispatch import TARGET, Plan, mutates, op, tensors_in
+from core.arguments import tensors_in
+from core.dispatch import TARGET, Plan, op
 from core.errors import ShardingError
 from core.ops.factory import in_format
 from core.ops.pointwise import meet, operand
+from core.writes import mutates
 
 aten = torch.ops.aten
 

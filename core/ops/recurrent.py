@@ -5,7 +5,8 @@ A cut along time or the channels moves to the batch, if this has a sequence for 
 
 import torch
 
-from core.dispatch import Plan, op, tensors_in
+from core.arguments import tensors_in
+from core.dispatch import Plan, op
 from core.errors import MissingShardPatch
 
 

@@ -11,12 +11,13 @@ import torch
 from torch.distributed.tensor.placement_types import Shard
 
 from core import collectives as c
-from core.dispatch import TARGET, Plan, composed, mutates, op
+from core.dispatch import TARGET, Plan, composed, op
 from core.errors import ShardingError
 from core.ops.indexing import legs_of, spread
 from core.ops.reduction import reduced_dims
 from core.ops.routed import deliver, fetch
 from core.spec import PARTIAL, replicated_spec
+from core.writes import mutates
 
 aten = torch.ops.aten
 

@@ -11,6 +11,7 @@ from core.errors import MissingShardPatch, ShardingError
 from core.ops.reduction import reduced_dims
 from core.shard_tensor import ShardTensor
 from core.spec import chunk_sizes
+from core.views import copied_as_torch_would
 
 aten = torch.ops.aten
 
@@ -199,3 +200,24 @@ for _f, _change in (
     (aten.squeeze_.dims, aten.squeeze),
 ):
     composed(_f)(_in_place(_f, _change))
+
+
+# -- views that torch may have to copy ---------------------------------------------------------------------------------
+def _in_order(func):
+    """Functions that copy what does not lie in order: torch asks the stride, and a view here remembers its own."""
+
+    def call(input, *args, **kwargs):
+        source = input
+        if isinstance(input, ShardTensor) and not torch.compiler.is_compiling():
+            source = copied_as_torch_would(func, input, args, kwargs)
+        with NoTorchFunction():
+            out = func(source, *args, **kwargs)
+        if source is not input:
+            out._is_copy = False  # of nothing that anybody still sees
+        return out
+
+    return call
+
+
+for _f in (torch.Tensor.contiguous, torch.reshape, torch.Tensor.reshape, torch.flatten, torch.Tensor.flatten):
+    composed(_f)(_in_order(_f))
