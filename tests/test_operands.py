@@ -81,14 +81,19 @@ def into_plain(meshes):
         out = write(got, part)
         assert out is (got if write in INTO_PLAIN else None), i
         torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12, msg=lambda m, i=i: f"{i}: {m}")
-    wanting = part.clone().requires_grad_()
-    for write in ASSIGNED[:2]:  # the plain tensor would not learn of the gradient
-        with pytest.raises(ShardingError, match="a gradient is recorded"):
-            write(target.clone(), wanting)
-    total = torch.zeros((), dtype=torch.float64)
-    total += wanting.sin().sum()
-    total.backward()
-    torch.testing.assert_close(wanting.grad.full_tensor(), x.cos())
+    for i, write in enumerate((*INTO_PLAIN, *ASSIGNED)):  # the plain tensor learns of the gradient
+        results = []
+        for source in (x, part):
+            wanting, total = source.clone().requires_grad_(), target.clone()
+            write(total, wanting)
+            if total.requires_grad:
+                total.sin().sum().backward()
+                results.append(wanting.grad if source is x else wanting.grad.full_tensor())
+        if results:
+            torch.testing.assert_close(*results, msg=lambda m, i=i: f"{i}: {m}")
+    leaf = torch.zeros(7, 3, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf"):
+        leaf.add_(part)
 
 
 def test_plain_targets(pool):
