@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from core.errors import InputError
+from data.aero.cells import refuse_not_finite
 from data.aero.files import require
 from data.aero.geometry import Polygons
 from data.aero.stl import read_solids
@@ -133,12 +134,5 @@ def _field(data, name, key, path):
     if problem:
         raise InputError(problem, file=path, variable=name or key, remedy="Export cell data, or name its array")
     values = np.asarray(data.cell_data[name], dtype=np.float64)
-    bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-    if len(bad):
-        raise InputError(
-            f"{len(bad)} cells are not finite, the first is cell {bad[0]}",
-            file=path,
-            variable=name,
-            remedy="Export a converged field",
-        )
+    refuse_not_finite(values, path, name)
     return values

@@ -70,6 +70,10 @@ def _check(values, shape, file, variable):
             variable=variable,
             remedy="Export one value a cell of this mesh",
         )
+    refuse_not_finite(values, file, variable)
+
+
+def refuse_not_finite(values, file, variable):
     bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if len(bad):
         raise InputError(
