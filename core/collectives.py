@@ -104,13 +104,23 @@ def _send_reduce_scatter(x, group):
 
 def _send_all_to_all(flat, out_splits, in_splits, group):
     """Flat buffers cut by element counts per peer; a zero sends nothing."""
+    return _start_all_to_all(flat, out_splits, in_splits, group)()
+
+
+def _start_all_to_all(flat, out_splits, in_splits, group):
+    """Sends now; what is returned waits for what comes and gives it."""
     nbytes = (sum(in_splits) - in_splits[group.rank]) * flat.element_size()
     message = _recorded("all_to_all", nbytes, flat.device)
     moved = as_bytes(flat)
     unit = moved.element_size() and flat.element_size() // moved.element_size()
     splits = [[n * unit for n in counts] for counts in (out_splits, in_splits)]
-    out = send(wire.all_to_all_single, moved.reshape(-1), *splits, group.name)
-    return _sent(message, flat.device, out).view(flat.dtype)
+    handle = send(wire.all_to_all_single, moved.reshape(-1), *splits, group.name)
+    return lambda: _sent(message, flat.device, handle).view(flat.dtype)
+
+
+def _outermost(shape, dim):
+    """Whether rows along ``dim`` follow each other in memory, so that parts joined or cut there need no copy."""
+    return shape[:dim].numel() == 1
 
 
 # -- gather and its transpose -------------------------------------------------------------------------------------
@@ -129,6 +139,8 @@ def send_gather(x, dim, sizes, group):
         return x
     rows = max(sizes)
     stacked = _send_all_gather(_pad_rows(x, dim, rows).unsqueeze(0), group)
+    if rows * group.size == sum(sizes) and _outermost(x.shape, dim):
+        return stacked.view(*x.shape[:dim], sum(sizes), *x.shape[dim + 1 :])
     return torch.cat([stacked[r].narrow(dim, 0, n) for r, n in enumerate(sizes)], dim)
 
 
@@ -137,7 +149,10 @@ def send_reduce_scatter(x, dim, sizes, group):
     if group.size == 1:
         return x
     rows = max(sizes)
-    parts = torch.stack([_pad_rows(p, dim, rows) for p in x.split(list(sizes), dim)])
+    if rows * group.size == sum(sizes) and _outermost(x.shape, dim):
+        parts = x.reshape(group.size, *x.shape[:dim], rows, *x.shape[dim + 1 :])
+    else:
+        parts = torch.stack([_pad_rows(p, dim, rows) for p in x.split(list(sizes), dim)])
     return _send_reduce_scatter(parts, group)[0].narrow(dim, 0, sizes[group.rank])
 
 
@@ -223,16 +238,21 @@ def send_all_to_all(x, cut_dim, join_dim, cut_sizes, join_sizes, group):
     """From a tensor whole along ``cut_dim`` and cut along ``join_dim`` to the opposite."""
     if group.size == 1:
         return x
-    parts = x.split(list(cut_sizes), cut_dim)
-    flat = torch.cat([p.reshape(-1) for p in parts])
+    cut_dim, join_dim, rest = cut_dim % x.ndim, join_dim % x.ndim, x.numel() // max(x.shape[cut_dim], 1)
+    if _outermost(x.shape, cut_dim):
+        flat = x.reshape(-1)
+    else:
+        flat = torch.cat([p.reshape(-1) for p in x.split(list(cut_sizes), cut_dim)])
     shapes = []
-    for n in join_sizes:
+    for n in (*join_sizes, sum(join_sizes)):
         shape = list(x.shape)
         shape[cut_dim], shape[join_dim] = cut_sizes[group.rank], n
         shapes.append(torch.Size(shape))
-    counts = [s.numel() for s in shapes]
-    got = _send_all_to_all(flat, counts, [p.numel() for p in parts], group).split(counts)
-    return torch.cat([g.view(s) for g, s in zip(got, shapes)], join_dim)
+    counts = [s.numel() for s in shapes[:-1]]
+    got = _send_all_to_all(flat, counts, [n * rest for n in cut_sizes], group)
+    if _outermost(shapes[-1], join_dim):
+        return got.view(shapes[-1])
+    return torch.cat([g.view(s) for g, s in zip(got.split(counts), shapes)], join_dim)
 
 
 # -- differentiable forms -------------------------------------------------------------------------------------------
@@ -334,26 +354,26 @@ def all_to_all(x, cut_dim, join_dim, cut_sizes, join_sizes, group):
     return _AllToAll.apply(x, cut_dim, join_dim, tuple(cut_sizes), tuple(join_sizes), group)
 
 
-class _Shift(Function):
+class _Shifted(Function):
     @staticmethod
-    def forward(ctx, flat, counts, step, group):
+    def forward(ctx, flat, coming, counts, step, group):
         ctx.call = counts, step, group
-        return _send_shift(flat, counts, step, group)
+        return coming()
 
     @staticmethod
     def backward(ctx, grad):
         counts, step, group = ctx.call
         moved = tuple(counts[(r - step) % group.size] for r in range(group.size))
-        return _Shift.apply(grad, moved, -step, group), None, None, None
+        return start_shift(grad, moved, -step, group)(), None, None, None, None
 
 
-def _send_shift(flat, counts, step, group):
+def start_shift(flat, counts, step, group):
+    """One step around the ring: a flat buffer goes to rank + ``step``; ``counts`` are the lengths held by all ranks.
+    Sends now; what is returned waits for what comes and gives it."""
+    if group.size == 1:
+        return lambda: flat
     out_splits, in_splits = [0] * group.size, [0] * group.size
     in_splits[(group.rank + step) % group.size] = counts[group.rank]
     out_splits[(group.rank - step) % group.size] = counts[(group.rank - step) % group.size]
-    return _send_all_to_all(flat, out_splits, in_splits, group)
-
-
-def ring_shift(flat, counts, step, group):
-    """One step around the ring: a flat buffer goes to rank + ``step``; ``counts`` are the lengths held by all ranks."""
-    return _Shift.apply(flat, tuple(counts), step, group) if group.size > 1 else flat
+    coming = _start_all_to_all(flat.detach(), out_splits, in_splits, group)
+    return lambda: _Shifted.apply(flat, coming, tuple(counts), step, group)

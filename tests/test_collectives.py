@@ -23,7 +23,7 @@ SIZES = {2: ((3, 1), (0, 4), (2, 0)), 3: ((1, 0, 3), (7, 1, 1)), 4: ((0, 1, 3, 2
 
 
 def _ring(x, sizes, group):
-    return c.ring_shift(x.reshape(-1), [n * 12 for n in sizes], 1, group)
+    return c.start_shift(x.reshape(-1), [n * 12 for n in sizes], 1, group)()
 
 
 def _halo(x, sizes, group):

@@ -6,6 +6,8 @@ queries, merge what they found. The backward pass computes the weights again, fr
 once more, each together with its gradient, which ends where it belongs.
 """
 
+from functools import partial
+
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -80,21 +82,25 @@ def backward(grad, q, k, v, mask, key, out, total, call, wants_mask=False):
         for kv, start, send in blocks(torch.cat([k, v], -1), call.sizes, call.ring):
             grads = grad_q, *grad_kv.split(widths, -1)
             Block(call, start, mask, key).backward(grad, q, *kv.split(widths, -1), out, total, grads, grad_mask)
-            grad_kv = send(grad_kv)
+            grad_kv = send(grad_kv)()
     grad_k, grad_v = grad_kv.split(widths, -1)
     return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_mask.to(mask.dtype) if wants_mask else None
 
 
 def blocks(rows, sizes, group):
-    """Rows (.., own, channels) of all ranks, own first: block, its first global row, and what sends its like on."""
+    """Rows (.., own, channels) of all ranks, own first: block, its first global row, and what sends its like on. While
+    a block is computed with, the next is under way."""
     for step in range(group.size):
         source = (group.rank - step) % group.size
-
-        def send(block, step=step):
-            width = block.shape[:-2].numel() * block.shape[-1]
-            held = [sizes[(r - step) % group.size] * width for r in range(group.size)]
-            flat = c.ring_shift(block.reshape(-1), held, 1, group)
-            return flat.view(*block.shape[:-2], sizes[(group.rank - step - 1) % group.size], block.shape[-1])
-
+        send = partial(_on, sizes=sizes, group=group, step=step)
+        coming = send(rows) if step < group.size - 1 else None
         yield rows, sum(sizes[:source]), send
-        rows = send(rows) if step < group.size - 1 else rows
+        rows = coming and coming()
+
+
+def _on(block, sizes, group, step):
+    """Sends a block that has been sent ``step`` times one rank on; what is returned gives the one that comes."""
+    lead, width = block.shape[:-2], block.shape[-1]
+    held = [sizes[(r - step) % group.size] * lead.numel() * width for r in range(group.size)]
+    coming = c.start_shift(block.reshape(-1), held, 1, group)
+    return lambda: coming().view(*lead, sizes[(group.rank - step - 1) % group.size], width)
