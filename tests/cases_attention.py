@@ -10,7 +10,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from core import ShardTensor, rng
 from core.ops import block
-from core.ops.attention import set_strategy
+from core.ops.strategies import set_strategy
 
 Q, K = (2, 4, 7, 6), (2, 4, 9, 6)
 SEQUENCE, HEADS, BATCH = (2, 2, 2), (1, 1, 1), (0, 0, 0)
@@ -29,16 +29,16 @@ def with_strategy(name, fn):
         try:
             return fn(*operands, **kwargs)
         finally:
-            set_strategy("gather")
+            set_strategy("auto")
 
     return run
 
 
-STRATEGIES = ("gather", "ring")
+STRATEGIES = ("gather", "ring", "heads")
 
 
-def by_both(fn):
-    """Results of both strategies."""
+def by_each(fn):
+    """Results of all strategies."""
     each = [with_strategy(name, fn) for name in STRATEGIES]
     return lambda *operands: tuple(r for f in each for r in _listed(f(*operands)))
 
@@ -48,11 +48,11 @@ def _listed(out):
 
 
 def attention(name, shapes, cuts, cuts2=(), wires=None, make=None, around=lambda f: f, **kwargs):
-    """A row of both strategies, or one for each if their messages are told."""
+    """A row of all strategies, or one for each if their messages are told."""
     fn = around(lambda q, k, v, m=None: F.scaled_dot_product_attention(q, k, v, m, **kwargs))
     rows = {"cuts2": cuts2, "make": make or {}}
     if wires is None:
-        case(f"attention_{name}", by_both(fn), shapes, cuts, **rows)
+        case(f"attention_{name}", by_each(fn), shapes, cuts, **rows)
     else:
         for strategy, wire in zip(STRATEGIES, wires):
             case(f"attention_{name}_{strategy}", with_strategy(strategy, fn), shapes, cuts, wire=wire, **rows)
@@ -63,10 +63,10 @@ attention(
     (Q, Q, Q),
     (SEQUENCE,),
     (((0, 2),) * 3, ((1, 2),) * 3, ((2, 1),) * 3),
-    (("all_gather",), ("all_to_all",)),
+    (("all_gather",), ("all_to_all",), ("all_to_all",) * 4),
 )
-attention("local", (Q, K, K), (HEADS, BATCH), (((0, 1),) * 3,), ((), ()))
-attention("queries_only", (Q, K, K), ((2, None, None),), (((1, 2), None, None),), ((), ()))
+attention("local", (Q, K, K), (HEADS, BATCH), (((0, 1),) * 3,), ((), (), ()))
+attention("queries_only", (Q, K, K), ((2, None, None),), (((1, 2), None, None),), ((), (), ()))
 attention("keys_only", (Q, K, K), ((None, 2, 2), (None, 2, None), (None, None, 2), (1, 2, 2)))
 attention(
     "lengths_differ", (Q, K, (2, 4, 9, 3)), (SEQUENCE, (2, 2, 1)), (((1, 2), (1, 2), (1, 2)), ((2, 1), (1, 2), (2, 0)))
@@ -140,7 +140,7 @@ def every_mask(q, k, v, *masks):
 
 case(
     "attention_masks_held_elsewhere",
-    by_both(every_mask),
+    by_each(every_mask),
     (Q, K, K, (7, 9), (1, 4, 1, 9), (2, 1, 7, 9)),
     ((2, 2, 2, "R", "P", 2), (2, 2, 2, 0, 3, 3), (None, 2, 2, "R", 3, 0), (0, 0, 0, 0, 1, 0)),
     cuts2=(((2, 0), (2, 0), (2, 0), (0, 1), (3, 1), (2, 0)),),

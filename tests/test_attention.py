@@ -56,7 +56,7 @@ def under_autocast(meshes, strategy):
                 torch.testing.assert_close(whole(a.grad).double(), b.grad, atol=0.05, rtol=0.05)
 
 
-@pytest.mark.parametrize("strategy", ["gather", "ring"])
+@pytest.mark.parametrize("strategy", ["gather", "ring", "heads"])
 def test_autocast(pool, strategy):
     pool.run(under_autocast, strategy)
 

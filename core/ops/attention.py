@@ -1,8 +1,9 @@
 """Attention: cut heads and batches are independent, cut queries stay, and keys go to where the queries are.
 
-Two ways for keys and values of a cut sequence: ``gather`` brings them all to every rank and calls torch's attention
-(exact as that, and simple); ``ring`` sends them round (:mod:`core.ops.ring`), so that no rank holds more than its part.
-Where keys are cut and queries are not, nothing travels but results: each rank attends to its own keys, and they merge.
+Three ways for keys and values of a cut sequence (:mod:`core.ops.strategies` chooses): all of them to every rank, where
+torch's attention is called; round the ring (:mod:`core.ops.ring`), so that no rank holds more than its part; or the
+heads are cut instead. Where keys are cut and queries are not, nothing travels but results: each rank attends to its own
+keys, and they merge.
 """
 
 import sys
@@ -16,20 +17,11 @@ from torch.overrides import handle_torch_function
 from core import collectives as c
 from core.dispatch import Plan, composed, op
 from core.errors import ShardingError
+from core.ops import strategies
 from core.ops.block import ALONE, Call, Dropout, result_dtype
 from core.ops.pointwise import operand
 from core.ops.ring import block_attention
 from core.spec import REPLICATE, ShardTensorSpec
-
-_strategy = "gather"
-
-
-def set_strategy(name):
-    """How keys of a cut sequence reach the queries: ``"gather"`` (fastest while they fit) or ``"ring"``."""
-    global _strategy
-    if name not in ("gather", "ring"):
-        raise ShardingError(f"unknown strategy {name!r}", op="attention", remedy="Use 'gather' or 'ring'.")
-    _strategy = name
 
 
 @composed(F.scaled_dot_product_attention)
@@ -61,12 +53,16 @@ def rule(func, q, k, v, mask, dropout_p, is_causal, scale, enable_gqa):
     are the same for every cut. A row that sees no key gives zero, as torch's does."""
     at = layout(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa)
     call, empty = at.call, not at.out.local_shape().numel()
+    strategy = strategies.choose(at.scores, q, k, v, mask, is_causal, at.axis) if call.ring.size > 1 else None
+    if strategy == "heads":
+        turned = [strategies.by_heads(s, at.axis) for s in (q, k, v)]
+        return rule(func, *turned, mask, dropout_p, is_causal, scale, enable_gqa)._replace(final=at.out)
 
     def local(q, k, v, mask, *args):
         q, k, v = _of_one_type(q, k, v)
         if at.pick:
             k, v = (_picked(t, heads) for t, heads in zip((k, v), at.pick))
-        if call.merge or call.dropout or (call.ring.size > 1 and _strategy == "ring"):
+        if call.merge or call.dropout or strategy == "ring":
             return block_attention(q, k, v, mask, call)
         if call.ring.size > 1:
             k, v = _gathered(k, v, call.sizes, call.ring)
@@ -88,6 +84,7 @@ class Layout(NamedTuple):
         inputs: specs of queries, keys, values and, if there is one, the mask.
         scores: spec of queries times keys; the last dim is cut where ranks with the same queries merge.
         out: spec of the result.
+        axis: which cuts the keys, or None.
         pick: which heads of keys and of values serve the own ones of the queries, where a cut tears heads apart that
             share keys; otherwise None.
         call: the rest.
@@ -96,6 +93,7 @@ class Layout(NamedTuple):
     inputs: tuple
     scores: ShardTensorSpec
     out: ShardTensorSpec
+    axis: int | None
     pick: list | None
     call: Call
 
@@ -119,7 +117,7 @@ def layout(q, k, v, mask, dropout_p, causal, scale, grouped):
     if dropout_p:
         call = call._replace(dropout=Dropout(dropout_p, scores.shape, [scores.local_range(d) for d in range(n - 2)]))
     inputs = (operand(q, scores.whole(-1)), *keys, *((operand(mask, scores),) if mask is not None else ()))
-    return Layout(inputs, scores, out, pick, call)
+    return Layout(inputs, scores, out, axis, pick, call)
 
 
 def _check(q, k, v, attn_mask, dropout_p, is_causal, grouped):
