@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     """A small archive, and a copy of it of which the last rows of every frame are cut short."""
     folder = tmp_path_factory.mktemp("weather")
     grid = hrrr_crop(2, slice(216, 242), slice(420, 441))
-    build_synthetic(folder / "archive.zarr", Storms(days=3, frames=8), grid)
+    build_synthetic(folder / "archive.zarr", Storms(("refc", "bt13"), days=3, frames=8), grid)
     shutil.copytree(folder / "archive.zarr", folder / "broken.zarr")
     for chunk in (folder / "broken.zarr" / "fields" / "c").rglob("0"):
         if chunk.is_file():

@@ -19,7 +19,7 @@ from core import InputError, ShardTensor
 from data.sharded import read_sharded
 from data.weather.archive import WeatherReader
 from data.weather.splits import cells_in, times_in
-from data.weather.synthetic import cos_zenith
+from data.weather.sun import cos_zenith
 
 SKY = 4  # conditions beside the history: latitude, longitude, height of the sun now and then
 CACHE_BYTES = 256 * 2**20
@@ -32,6 +32,7 @@ class Facts:
     channels: tuple
     mean: tuple
     std: tuple
+    log: tuple  # whether mean, std and the model are of log(1 + value), per channel
     floor: tuple  # value of "observed, and nothing there" per channel, or None
     units: tuple
     step_minutes: float
@@ -52,6 +53,7 @@ class Facts:
             channels,
             tuple(reader.mean[at].tolist()),
             tuple(reader.std[at].tolist()),
+            tuple(reader.log[at].tolist()),
             tuple(attrs["floor"].get(name) for name in channels),
             tuple(attrs["units"][name] for name in channels),
             float(attrs["step_minutes"]),
@@ -195,9 +197,15 @@ class Frames:
             values, valid = (torch.stack([v[c] for c in self.at]) for v in (values, valid))
         if isinstance(self.split, dict):
             valid = valid & self._region
-        mean, std = (_per_channel(v, values) for v in (self.facts.mean, self.facts.std))
-        values = torch.where(valid, (values - mean) / std, 0)
+        values = torch.where(valid, self.scaled(values), 0)
         return Observed(values[None], valid[None])
+
+    def scaled(self, values):
+        """Values (..., channel, y, x) in the units of the archive as the model sees them."""
+        mean, std = (_per_channel(v, values) for v in (self.facts.mean, self.facts.std))
+        if any(self.facts.log):
+            values = torch.where(_per_channel(self.facts.log, values) > 0, torch.log1p(values.clamp(min=0)), values)
+        return (values - mean) / std
 
     def history(self, index):
         """The `Observed` frames up to ``index``, newest last."""
@@ -221,12 +229,18 @@ class Frames:
     def physical(self, values):
         """Scaled values (..., channel, y, x) in the units of the archive, fp64."""
         values = values.to(torch.float64)
-        return values * _per_channel(self.facts.std, values) + _per_channel(self.facts.mean, values)
+        values = values * _per_channel(self.facts.std, values) + _per_channel(self.facts.mean, values)
+        if any(self.facts.log):
+            values = torch.where(_per_channel(self.facts.log, values) > 0, torch.expm1(values), values)
+        return values
 
     def at_least_floor(self, values):
         """Scaled values without those below what a channel can be."""
-        facts = zip(self.facts.floor, self.facts.mean, self.facts.std)
-        low = [-np.inf if floor is None else (floor - mean) / std for floor, mean, std in facts]
+        facts = zip(self.facts.floor, self.facts.log, self.facts.mean, self.facts.std)
+        low = [
+            -np.inf if floor is None else ((np.log1p(floor) if log else floor) - mean) / std
+            for floor, log, mean, std in facts
+        ]
         return torch.maximum(values, _per_channel(low, values))
 
     # -- where: constant in time ------------------------------------------------------------------------------------

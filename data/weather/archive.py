@@ -12,7 +12,7 @@ import zarr
 from core.errors import InputError
 from data.weather.grid import Grid
 
-SCHEMA = "shardfield-weather-1"
+SCHEMA = "shardfield-weather-2"
 
 
 class _CountingStore(zarr.storage.WrapperStore):
@@ -103,8 +103,13 @@ class WeatherReader:
         return Grid(*self.axes, self._group["latitude"][...], self._group["longitude"][...], self.crs)
 
     @property
+    def log(self):
+        """Channels whose statistics, and whose values in a model, are of log(1 + value); bool (channel,)."""
+        return np.array([name in self.attrs["log"] for name in self.channels])
+
+    @property
     def mean(self):
-        """Mean of each channel over the training part, (channel,)."""
+        """Mean of each channel over the training part, (channel,); of log(1 + value) where `log`."""
         return np.array([self.attrs["mean"][name] for name in self.channels])
 
     @property

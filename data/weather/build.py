@@ -8,7 +8,6 @@ import argparse
 import re
 import sys
 import time as clock
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from data.weather.channels import CHANNELS
 from data.weather.grid import hrrr_crop
 from data.weather.splits import choose_splits, date_splits, longitude_splits
 from data.weather.synthetic import Storms, build_synthetic
-from data.weather.writer import write_archive
+from data.weather.writer import versions, write_archive
 
 STRIDES = {"3km": 1, "6km": 2}
 
@@ -72,17 +71,6 @@ def build_stageiv(out, path, splits=None, mode="w-", report=print):
     write_archive(out, grid, [CHANNELS["rain"]], times, frames, splits, mode=mode, attrs=about)
 
 
-def versions():
-    """Versions of what made an archive, {distribution: version}."""
-    found = {}
-    for name in ("shardfield", "numpy", "xarray", "zarr", "eccodes", "h5netcdf"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
 def _progress(frames, count, report):
     """Pass frames on and say now and then how far and how fast."""
     start = said = clock.monotonic()
@@ -107,7 +95,7 @@ def _parser():
     add("--rows", type=_window, help="a:b, rows of the crop from its south")
     add("--cols", type=_window, help="a:b, columns of the crop from its west")
     add("--step", type=_step, default=np.timedelta64(10, "m"), help="time between frames (default 10min)")
-    add("--channels", type=lambda text: text.split(","), help="comma-separated; default all (synthetic: refc,bt13)")
+    add("--channels", type=lambda text: text.split(","), help="comma-separated; default all")
     add("--satellite", help="the satellite to keep where a folder mixes them, such as G16")
     add("--glm-coverage", type=float, default=0.9, help="share of a step that GLM files must cover")
     split = parser.add_mutually_exclusive_group()

@@ -7,12 +7,16 @@ RADAR_FLOOR = -10.0  # dBZ written where the radar looked and saw nothing
 
 @dataclass(frozen=True)
 class Channel:
-    """One channel of an archive; ``floor`` is the value that means "observed, and nothing there"."""
+    """One channel of an archive; ``floor`` is the value that means "observed, and nothing there".
+
+    ``log``: counts without an upper end, of which a model sees log(1 + value); statistics are of that, too.
+    """
 
     name: str
     units: str
     long_name: str
     floor: float | None = None
+    log: bool = False
 
 
 _ABI_UM = (0.47, 0.64, 0.86, 1.37, 1.6, 2.2, 3.9, 6.2, 6.9, 7.3, 8.4, 9.6, 10.3, 11.2, 12.3, 13.3)
@@ -30,7 +34,7 @@ CHANNELS = {
     for channel in (
         Channel("refc", "dBZ", "composite radar reflectivity", RADAR_FLOOR),
         Channel("refb", "dBZ", "base radar reflectivity", RADAR_FLOOR),
-        Channel("glm", "count", "lightning events per cell and step", 0.0),
+        Channel("glm", "count", "lightning events per cell and step", 0.0, log=True),
         Channel("cth", "m", "cloud top height, 0 where clear", 0.0),
         Channel("rain", "mm", "rain of the past hour", 0.0),
         *(abi_channel(band) for band in range(1, 17)),

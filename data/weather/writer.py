@@ -11,6 +11,7 @@ import shutil
 import warnings
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,21 @@ import zarr
 
 from core.errors import InputError
 from data.weather.archive import SCHEMA
+from data.weather.channels import CHANNELS
 from data.weather.splits import cells_in, times_in
 
 _EPOCH, _TIME_CHUNK = "seconds since 1970-01-01", 4096
+
+
+def versions():
+    """Versions of what made an archive, {distribution: version}."""
+    found = {}
+    for name in ("shardfield", "numpy", "xarray", "zarr", "eccodes", "h5netcdf"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def chunk_rows(ny):
@@ -58,12 +71,20 @@ def _reopen(work):
 def _store(group, moments, frames, times, first, grid):
     fields, valid, train = group["fields"], group["valid"], group.attrs["splits"]["train"]
     cells, wanted = cells_in(train, grid.longitude), times_in(train, times)
+    names = list(group["channel"][:])
     for step, (frame, use) in enumerate(zip(frames, wanted, strict=True)):
         frame = np.asarray(frame, np.float32)
         fields[first + step] = frame
         valid[first + step] = np.isfinite(frame)
         if use:
-            moments.add(frame[:, cells])
+            moments.add(_as_seen(frame[:, cells], names))
+
+
+def _as_seen(values, names):
+    """Values (channel, n) as a model sees them: log(1 + value) of the channels that are counts."""
+    return np.stack(
+        [np.log1p(row.astype(np.float64)) if CHANNELS[name].log else row for name, row in zip(names, values)]
+    )
 
 
 def _create(path, grid, channels, splits):
@@ -95,6 +116,7 @@ def _create(path, grid, channels, splits):
     group.attrs.update({
         "Conventions": "CF-1.11", "schema": SCHEMA, "splits": splits, "units": units,
         "floor": {c.name: c.floor for c in channels if c.floor is not None},
+        "log": [c.name for c in channels if c.log],
         "long_names": {c.name: c.long_name for c in channels},
     })  # fmt: skip
     return group
