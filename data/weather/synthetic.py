@@ -3,8 +3,8 @@
 One latent sky feeds every channel: radar sees the rain cores, the infrared their spreading anvils, the visible the same
 anvils in sunlight, lightning the tallest cores. They are no observations, but persistence fails on them as it does on
 radar (frames 10 minutes apart correlate 0.84, 50 minutes 0.42; MRMS rain rates at 1 km 0.77 and 0.44, dBZ at 6 km over
-Texas 0.87 and 0.42) and following the wind does better. Each day has weather of its own; the last one moves as no day of
-training does. Only numpy: a training machine can make them.
+Texas 0.87 and 0.42) and following the wind does better. Each day has weather of its own; the last one moves as no day
+of training does. Only numpy: a training machine can make them.
 """
 
 from dataclasses import asdict, dataclass
@@ -47,8 +47,8 @@ def build_synthetic(path, storms=None, grid=None, mode="w-"):
     """Write a synthetic archive with the schema of a real one.
 
     storms: `Storms`; grid: `data.weather.grid.Grid` (default 64 x 96 points at 6 km); mode: see `write_archive`.
-    The last two days are the test split, the second of them of a regime that training never sees, and the day before them
-    is the valid split; of three days the last one is the test. Raises `InputError`.
+    The last two days are the test split, the second of them of a regime that training never sees, and the day before
+    them is the valid split; of three days the last one is the test. Raises `InputError`.
     """
     storms, grid = storms or Storms(), grid or hrrr_crop(**WINDOW)
     if storms.days < 3:
