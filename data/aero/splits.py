@@ -23,6 +23,11 @@ def official_split(name, available, partial=False):
     return split
 
 
+def official_runs(name):
+    """Numbers of all runs of the published split ``name``: training, then validation, then test."""
+    return [int(run.removeprefix("run_")) for ids in official_split(name, []).values() for run in ids]
+
+
 def check_splits(splits, available):
     """Raise InputError unless train, valid and test are disjoint, train is not empty and all ids are available."""
     seen = {}
