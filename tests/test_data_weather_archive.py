@@ -20,10 +20,11 @@ from core.errors import InputError
 from data.weather.archive import WeatherReader
 from data.weather.channels import CHANNELS
 from data.weather.grid import hrrr_crop
+from data.weather.layout import chunk_rows
 from data.weather.splits import cells_in, choose_splits, date_splits, longitude_splits, times_in
 from data.weather.sun import cos_zenith
 from data.weather.synthetic import WINDOW, Storms, build_synthetic, day_frames, radar_hole
-from data.weather.writer import chunk_rows, write_archive
+from data.weather.writer import write_archive
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,16 @@
 """The build command: real files in, an archive or a plain message out."""
 
+import fcntl
+import multiprocessing
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 from weather_files import (
     ALL,
     GLM_G16,
@@ -18,8 +23,9 @@ from weather_files import (
     write_mrms,
 )
 
-from data.weather import build, stageiv
+from data.weather import build, stageiv, writer
 from data.weather.archive import WeatherReader
+from data.weather.files import sha256
 from data.weather.netcdf import opened
 from data.weather.sources import regular
 
@@ -37,14 +43,18 @@ def test_build_from_real_files(tmp_path, capsys):
     assert valid[0] > 0.9 and valid[1] == 0 and valid[2] > 0.9  # the gap is there, and empty
     first = reader.read("0", "fields", ALL)
     assert np.nanmin(first) == -10 and np.nanmax(first) > 45  # the storms of central Texas
-    assert set(reader.attrs["provenance"]["files"]) == {MRMS[0].name, MRMS[2].name}
-    assert reader.attrs["matching"] == {"radar": "nearest scan within 5 min"}
+    assert reader.attrs["gaps"] == {"refc": [["2019-06-10T00:10:00"] * 2]}
+    assert xr.open_zarr(out).coverage.values[:, 0].tolist() == pytest.approx(valid)
+    assert reader.files["files"] == {file.name: sha256(file) for file in (MRMS[0], MRMS[2])}
+    assert reader.attrs["matching"] == {"radar": {"rule": "nearest scan", "tolerance_minutes": 5.0}}
     assert build.main(["--mrms", str(folder), "--out", str(out), *WEST_TEXAS]) == 2
     assert "exists already" in capsys.readouterr().err
     later = copy_to(tmp_path / "later", MRMS[3])
     assert build.main(["--mrms", str(later), "--out", str(out), "--append", *WEST_TEXAS]) == 0
     reader = WeatherReader(out)
-    assert len(reader.times) == 4 and set(reader.attrs["provenance"]["files"]) == {MRMS[i].name for i in (0, 2, 3)}
+    assert len(reader.times) == 4 and set(reader.files["files"]) == {MRMS[i].name for i in (0, 2, 3)}
+    assert build.main(["--mrms", str(later), "--out", str(out), "--append", *WEST_TEXAS]) == 0
+    assert "nothing is later than 2019-06-10T00:30" in capsys.readouterr().out
 
 
 def test_build_of_several_sensors(tmp_path):
@@ -74,7 +84,7 @@ def test_bad_input_ends_with_status_2_and_no_output(tmp_path, capsys, fault):
     else:
         next(folder.iterdir()).unlink()
     out = tmp_path / "out" / "a.zarr"
-    assert build.main(["--mrms", str(folder), "--out", str(out), *WEST_TEXAS]) == 2
+    assert build.main(["--mrms", str(folder), "--out", str(out), "--strict", *WEST_TEXAS]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and ("raw" if fault == "empty folder" else "later.grib2") in error
     assert not out.parent.exists() or list(out.parent.iterdir()) == []
@@ -89,7 +99,7 @@ def test_fault_in_the_middle_leaves_no_output(tmp_path, capsys):
     data[len(data) // 2 : len(data) // 2 + 200000] = bytes(200000)  # the header stays whole, the image does not
     path.write_bytes(data)
     out = tmp_path / "a.zarr"
-    assert build.main(["--abi", str(folder), "--step", "20s", "--out", str(out), *WEST_TEXAS]) == 2
+    assert build.main(["--abi", str(folder), "--step", "20s", "--strict", "--out", str(out), *WEST_TEXAS]) == 2
     assert path.name in capsys.readouterr().err and sorted(p.name for p in tmp_path.iterdir()) == ["raw"]
 
 
@@ -113,3 +123,125 @@ def test_regular_times_show_gaps_but_not_seasons():
     step, start = np.timedelta64(10, "m"), np.datetime64("2020-01-01T00:00", "ms")
     stamps = start + np.array([0, 1, 4, 1000, 1001]) * step
     assert ((regular(stamps, step) - start) / step).tolist() == [0, 1, 2, 3, 4, 1000, 1001]
+
+
+# faults, and many workers
+
+DATES = ["2024-05-06/2024-05-07", "2024-05-10/2024-05-11", "2024-05-14/2024-05-15"]
+SMALL_WINDOW = ["--workers", "1", "--resolution", "6km", "--rows", "280:292", "--cols", "448:460", "--split", *DATES]
+
+
+def _bytes(path):
+    """{file: content} of an archive, but for the versions of libraries nothing else varies."""
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def radar(tmp_path_factory):
+    """Twelve small composites ten minutes apart, the seventh missing, and the archive of them."""
+    root, rng = tmp_path_factory.mktemp("radar"), np.random.default_rng(3)
+    (root / "raw").mkdir()
+    for i in (i for i in range(12) if i != 6):
+        values = np.where(rng.random((150, 200)) < 0.2, -999, rng.uniform(-20, 60, (150, 200)))
+        values[rng.random(values.shape) < 0.3] = -99
+        stamp = (2024, 5, 6, 18 + i // 6, i % 6 * 10, 41)
+        write_mrms(root / "raw" / f"{i:02d}.grib2", values, time=stamp)
+    assert build.main(["--mrms", str(root / "raw"), "--out", str(root / "whole.zarr"), *SMALL_WINDOW]) == 0
+    return root
+
+
+def test_two_workers_write_what_one_writes(radar, tmp_path):
+    out = tmp_path / "a.zarr"
+    command = ["--mrms", str(radar / "raw"), "--out", str(out), *SMALL_WINDOW, "--workers", "2"]
+    assert build.main(command) == 0
+    assert _bytes(out) == _bytes(radar / "whole.zarr")
+
+
+def test_a_killed_build_goes_on_to_the_same_result(radar, tmp_path, monkeypatch):
+    command = ["--mrms", str(radar / "raw"), "--out", str(tmp_path / "a.zarr"), *SMALL_WINDOW]
+    made, make = [], build.Frames.__call__
+    monkeypatch.setattr(writer, "SAVE", 0.0)
+
+    def dying(self, i):
+        if i == 5:
+            os._exit(9)
+        return make(self, i)
+
+    def counted(self, i):
+        made.append(i)
+        return make(self, i)
+
+    monkeypatch.setattr(build.Frames, "__call__", dying)
+    child = multiprocessing.get_context("fork").Process(target=build.main, args=(command,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 9 and not (tmp_path / "a.zarr").exists() and (tmp_path / ".a.zarr.partial").exists()
+    monkeypatch.setattr(build.Frames, "__call__", counted)
+    assert build.main(command) == 0 and made == list(range(5, 12))
+    assert _bytes(tmp_path / "a.zarr") == _bytes(radar / "whole.zarr")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_what_a_kill_left_is_not_used_for_other_files(radar, tmp_path, monkeypatch):
+    folder = copy_to(tmp_path / "raw", *sorted((radar / "raw").iterdir())[:6])
+    command = ["--mrms", str(folder), "--out", str(tmp_path / "a.zarr"), *SMALL_WINDOW]
+    (tmp_path / ".a.zarr.partial").mkdir()
+    (tmp_path / ".a.zarr.partial" / "resume.json").write_text('{"key": "other", "state": {"done": 4}}')
+    assert build.main(command) == 0 and len(WeatherReader(tmp_path / "a.zarr").times) == 6
+
+
+def test_a_broken_file_is_named_and_its_neighbour_taken(radar, tmp_path, capsys):
+    folder = tmp_path / "raw"
+    shutil.copytree(radar / "raw", folder)
+    truncate(folder / "03.grib2")  # found when the folder is looked through
+    broken = bytearray((folder / "08.grib2").read_bytes())
+    broken[len(broken) // 2 : len(broken) // 2 + 50] = bytes(50)
+    (folder / "08.grib2").write_bytes(broken)  # found when it is decoded
+    near = np.full((150, 200), 30.0)
+    near[0, 0] = -999  # PNG packing wants a range
+    write_mrms(folder / "later.grib2", near, time=(2024, 5, 6, 19, 23, 41))
+    out = tmp_path / "a.zarr"
+    assert build.main(["--mrms", str(folder), "--out", str(out), *SMALL_WINDOW]) == 0
+    said = capsys.readouterr().out
+    assert "left out: file" in said and "03.grib2" in said and "08.grib2" in said
+    reader = WeatherReader(out)
+    assert (
+        set(reader.files["refused"]) == {"03.grib2", "08.grib2"} and "truncated" in reader.files["refused"]["03.grib2"]
+    )
+    assert reader.attrs["provenance"]["refused"] == 2 and reader.attrs["provenance"]["files"] == 10
+    gaps = [g[0][11:16] for g in reader.attrs["gaps"]["refc"]]
+    assert gaps == ["18:30", "19:00"]
+    assert np.nanmax(np.abs(reader.read("8", "fields", ALL) - 30)) < 0.01  # the scan 3 min later
+    other = ["--mrms", str(folder), "--out", str(tmp_path / "b.zarr"), "--mrms-tolerance", "2min", *SMALL_WINDOW]
+    assert build.main(other) == 0
+    reader = WeatherReader(tmp_path / "b.zarr")
+    assert [g[0][11:16] for g in reader.attrs["gaps"]["refc"]] == ["18:30", "19:00", "19:20"]
+    assert reader.attrs["matching"]["radar"]["tolerance_minutes"] == 2.0
+
+
+def test_two_builds_of_one_archive_do_not_meet(radar, tmp_path, capsys):
+    lock = tmp_path / ".a.zarr.lock"
+    with open(lock, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert build.main(["--mrms", str(radar / "raw"), "--out", str(tmp_path / "a.zarr"), *SMALL_WINDOW]) == 2
+    assert "being written by another process" in capsys.readouterr().err
+
+
+def test_full_disk_and_single_bands_beside_each_other(tmp_path):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    counts, at = np.full((1200, 1200), 3000), 797302840
+    write_mcmip(folder / "OR_ABI-L2-MCMIPF-M6_G19_a.nc", {2: counts}, satellite="G19", seconds=at)
+    write_mcmip(folder / "OR_ABI-L2-CMIPF-M6C13_G19_a.nc", {13: counts}, satellite="G19", seconds=at + 5, single=True)
+    flags = np.zeros((1200, 1200), np.int8)
+    flags[:, ::2] = 2
+    write_mcmip(
+        folder / "OR_ABI-L2-CMIPF-M6C13_G19_b.nc", {13: counts - 9}, flags, "G19", seconds=at + 600, single=True
+    )
+    out = tmp_path / "a.zarr"
+    assert build.main(["--abi", str(folder), "--out", str(out), *WEST_TEXAS]) == 0
+    data = xr.open_zarr(out)
+    assert data.channel.values.tolist() == ["c02", "bt13"] and data.sizes["time"] == 2
+    assert data.coverage.values[0].tolist() == [1, 1] and data.coverage.values[1, 0] == 0
+    assert 0.3 < data.coverage.values[1, 1] < 0.7  # what its flags call out of range is missing
+    assert WeatherReader(out).attrs["matching"]["abi"]["satellite"] == "G19"

@@ -1,7 +1,7 @@
 """ABI images: the satellite's own view of the earth, unpacked, judged by its quality flags, laid on a map.
 
-A target point is projected into the view and takes the nearest pixel, if that lies near enough on the ground. No
-parallax correction: the tops of high clouds stay displaced away from the satellite.
+A target point is projected into the view and takes the nearest pixel, if that lies near enough on the ground. So the
+tops of high clouds stay displaced away from the satellite, unless their heights are given (`CloudTops`).
 Source: GOES-R Product Definition and Users' Guide, volume 3, section 5.1.2.8 (fixed grid navigation).
 """
 
@@ -31,15 +31,16 @@ class FixedGrid:
         """Distance between pixels at the point below the satellite, m."""
         return abs(float(self.x[1] - self.x[0])) * self.height
 
-    def angles(self, latitude, longitude):
-        """Scan angles (x, y) in rad of points in degrees; NaN where the earth hides them."""
+    def angles(self, latitude, longitude, height=0.0):
+        """Scan angles (x, y) in rad of points in degrees, ``height`` m above ground; NaN where the earth hides them."""
         ratio = (self.semi_minor / self.semi_major) ** 2
-        lat = np.arctan(ratio * np.tan(np.radians(latitude)))  # geocentric
+        up = np.radians(latitude)
+        lat = np.arctan(ratio * np.tan(up))  # geocentric
         lon = np.radians(np.asarray(longitude) - self.longitude)
         radius = self.semi_minor / np.sqrt(1 - (1 - ratio) * np.cos(lat) ** 2)
         orbit = self.height + self.semi_major
-        away = orbit - radius * np.cos(lat) * np.cos(lon)
-        east, north = radius * np.cos(lat) * np.sin(lon), radius * np.sin(lat)
+        level, north = radius * np.cos(lat) + height * np.cos(up), radius * np.sin(lat) + height * np.sin(up)
+        away, east = orbit - level * np.cos(lon), level * np.sin(lon)
         hidden = orbit * (orbit - away) < east**2 + north**2 / ratio + (orbit - away) ** 2
         x, y = np.arcsin(east / np.sqrt(away**2 + east**2 + north**2)), np.arctan(north / away)
         return np.where(hidden, np.nan, x), np.where(hidden, np.nan, y)
@@ -141,6 +142,41 @@ class NearestPixel:
     def __call__(self, values):
         """Values (ny, nx) of the image on the grid; NaN where no pixel is near."""
         return np.where(self.near, values[self.rows, self.cols], np.nan)
+
+
+class CloudTops:
+    """Which way the satellite looks at what stands above each point of ``grid``: parallax undone by cloud heights.
+
+    A point is asked from 18 km downwards: the first height at which the line of sight meets a cloud as high is the one
+    that is seen. ``view``: any `FixedGrid` of the satellite. Heights are resolved to 1 km, which moves a cloud by 1 to
+    2 km over the United States.
+    """
+
+    LEVELS = np.arange(18e3, -1, -1e3)  # m
+
+    def __init__(self, view, grid):
+        self.angles = [
+            tuple(a.astype(np.float32) for a in view.angles(grid.latitude, grid.longitude, height))
+            for height in self.LEVELS
+        ]
+
+    def __call__(self, tops, view):
+        """Scan angles (x, y) float32 for an image ``tops`` of heights in m; NaN where the height is unknown."""
+        x, y = (np.full(self.angles[0][0].shape, np.nan, np.float32) for _ in "xy")
+        for height, at in zip(self.LEVELS, self.angles):
+            top = along(tops, view, *at)
+            found = np.isnan(x) & (top >= height - 500)
+            x[found], y[found] = at[0][found], at[1][found]
+        return x, y
+
+
+def along(values, view, x, y):
+    """Values of an image at scan angles (rad): the nearest pixel; NaN outside of the image or where angles are NaN."""
+    pitch = abs(view.x[1] - view.x[0]), abs(view.y[1] - view.y[0])
+    cols, rows = _nearest(view.x, x), _nearest(view.y, y)
+    with np.errstate(invalid="ignore"):
+        near = (np.abs(view.x[cols] - x) <= 0.75 * pitch[0]) & (np.abs(view.y[rows] - y) <= 0.75 * pitch[1])
+    return np.where(near, values[rows, cols], np.nan)
 
 
 def _nearest(axis, at):

@@ -3,6 +3,7 @@
 Only zarr and numpy are needed, so training runs where no raw-format library is. `data.weather.writer` makes archives.
 """
 
+import json
 from functools import cached_property
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import zarr
 
 from core.errors import InputError
 from data.weather.grid import Grid
+from data.weather.packing import unpack
+from data.weather.sun import cos_zenith
 
 SCHEMA = "shardfield-weather-2"
+FILES = "files.jsonl"  # beside the arrays: which files were used, which were refused and why
 
 
 class _CountingStore(zarr.storage.WrapperStore):
@@ -39,7 +43,8 @@ class _CountingStore(zarr.storage.WrapperStore):
 class WeatherReader:
     """A `data.reader.Reader` over an archive. A sample is a time index as a string.
 
-    Names: "fields" float32 and "valid" bool (channel, y, x), "latitude" and "longitude" float64 (y, x), degrees.
+    Names: "fields" float32 and "valid" bool (channel, y, x); "latitude" and "longitude" float64 (y, x), degrees;
+    "cos_zenith" (y, x), computed for the time of the sample; and what `static` names, float32 (y, x).
     The store is opened at the first read and is left behind when the reader is pickled. ``bytes_read`` counts the
     (compressed) bytes of chunks fetched. Raises `InputError` for a path that is no archive, an unknown sample or name.
     """
@@ -102,6 +107,20 @@ class WeatherReader:
         """The whole `Grid`, latitude and longitude included; for a part of those use `read`, for x and y `axes`."""
         return Grid(*self.axes, self._group["latitude"][...], self._group["longitude"][...], self.crs)
 
+    @cached_property
+    def static(self):
+        """Names of the fields that do not change: topography, radar_proximity, or none."""
+        return list(self.attrs["static"])
+
+    @cached_property
+    def files(self):
+        """Which files the archive was made of, {"files": {name: sha256}, "refused": {name: why}}."""
+        found = {"files": {}, "refused": {}}
+        for line in (self.path / FILES).read_text().splitlines():
+            entry = json.loads(line)
+            found[entry["kind"]][entry["name"]] = entry["is"]
+        return found
+
     @property
     def log(self):
         """Channels whose statistics, and whose values in a model, are of log(1 + value); bool (channel,)."""
@@ -126,23 +145,33 @@ class WeatherReader:
         return splits[name]
 
     def shape(self, sample, name):
-        array, lead = self._array(sample, name)
+        array, lead = self._array(sample, "latitude" if name == "cos_zenith" else name)
         return tuple(array.shape[len(lead) :])
 
     def read(self, sample, name, index):
+        if name == "cos_zenith":
+            place = (self.read(sample, axis, index) for axis in ("latitude", "longitude"))
+            return cos_zenith(*place, self.times[int(sample)])
         array, lead = self._array(sample, name)
         try:
-            return np.asarray(array[lead + tuple(index)])
+            values = np.asarray(array[lead + tuple(index)])
         except (ValueError, RuntimeError, OSError) as error:
             raise InputError(f"sample {sample} cannot be decoded ({error})", file=self.path, variable=name,
                              remedy="Build the archive again") from error  # fmt: skip
+        packed = name == "fields" and values.dtype == np.int16
+        return unpack(values, *(part[index[0]] for part in self._packing)) if packed else values
+
+    @cached_property
+    def _packing(self):
+        return self._group["channel_scale"][:], self._group["channel_offset"][:]
 
     def _array(self, sample, name):
-        if name in ("latitude", "longitude"):
+        if name in ("latitude", "longitude", *self.static):
             return self._group[name], ()
         if name not in ("fields", "valid"):
+            known = "fields, valid, cos_zenith, latitude, longitude"
             raise InputError("no such array", file=self.path, variable=name,
-                             remedy="Choose fields, valid, latitude or longitude")  # fmt: skip
+                             remedy=f"Choose {', '.join([known, *self.static])}")  # fmt: skip
         array = self._group[name]
         if not (str(sample).isdigit() and int(sample) < array.shape[0]):
             raise InputError(f"no sample {sample}: the archive has {array.shape[0]} frames", file=self.path)

@@ -1,13 +1,18 @@
 """Raw files to an archive: ``python -m data.weather.build --mrms DIR --resolution 6km --out storms.zarr``.
 
-Sources are laid frame by frame on one window of the HRRR crop. A broken file stops the build, names what to do, and
-leaves no output behind.
+Sources are laid frame by frame on one window of the HRRR crop. A broken file is named and left out; a wrong one ends
+the build and leaves no output behind; a killed build goes on when the same command is given again.
 """
 
 import argparse
+import hashlib
+import json
+import os
 import re
 import sys
 import time as clock
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +20,10 @@ import numpy as np
 from core.errors import InputError
 from data.weather.archive import WeatherReader
 from data.weather.channels import CHANNELS
+from data.weather.files import sha256
 from data.weather.grid import hrrr_crop
+from data.weather.scheduler import spread
+from data.weather.sources import Abi, Lightning, Radar, regular
 from data.weather.splits import choose_splits, date_splits, longitude_splits
 from data.weather.synthetic import Storms, build_synthetic
 from data.weather.writer import versions, write_archive
@@ -23,62 +31,89 @@ from data.weather.writer import versions, write_archive
 STRIDES = {"3km": 1, "6km": 2}
 
 
-def build_observations(out, grid, sources, step, splits=None, mode="w-", report=print):
+def build_observations(out, grid, sources, step, splits=None, mode="w-", report=print, each=map, **options):
     """Write the archive of some `data.weather.sources.Source` on a grid.
 
-    step: timedelta64; splits: see `data.weather.splits`, chosen from the times or longitudes when None; mode: see
-    `write_archive`. Raises `InputError`; then nothing is left at ``out`` that was not there before.
+    step: timedelta64; splits: see `data.weather.splits`, chosen from the times or longitudes when None; mode, each and
+    further options: see `write_archive`. With mode "a" times that are stored already are left as they are.
+    Raises `InputError`; then nothing is left at ``out`` that was not there before.
     """
-    from data.weather.sources import regular
-
     names = [name for source in sources for name in source.channels]
-    times = regular(np.concatenate([source.stamps for source in sources]), step)
-    before = WeatherReader(out).attrs if mode == "a" else {"splits": splits, "provenance": {"files": {}}}
-    splits, used = before["splits"] or choose_splits(times, grid), dict(before["provenance"]["files"])
+    times = np.concatenate([source.stamps for source in sources])
+    if mode == "a":
+        stored = WeatherReader(out)
+        last, splits = stored.times[-1].astype("datetime64[ms]"), stored.attrs["splits"]
+        times = regular(np.append(times[times > last], last), step)
+        times = times[times > last]
+        if times.size == 0:
+            return report(f"nothing is later than {last}")
+    else:
+        times = regular(times, step)
+        splits = splits or choose_splits(times, grid)
     report(f"{len(times)} frames of {','.join(names)}, {grid.shape[0]} x {grid.shape[1]} points, splits {splits}")
-    for source in sources:
-        source.used = used  # fills while the frames stream, and is stored when they are through
-    frames = _progress(_frames(sources, names, grid, times), len(times), report)
     about = {
         "title": "radar, satellite and lightning on the HRRR grid",
         "step_minutes": step / np.timedelta64(1, "m"),
-        "matching": {type(source).__name__.lower(): source.matching for source in sources},
-        "provenance": {"files": used, "versions": versions()},
+        "matching": {source.kind: source.matching for source in sources},
+        "provenance": {"versions": versions()},
     }
-    write_archive(out, grid, [CHANNELS[name] for name in names], times, frames, splits, mode=mode, attrs=about)
+    frames = Frames(sources, names, grid.shape, times)
+    write_archive(out, grid, [CHANNELS[name] for name in names], times, frames, splits, mode=mode, attrs=about,
+                  key=frames.key(about["matching"]), each=partial(_progress, each, report), **options)  # fmt: skip
 
 
-def _frames(sources, names, grid, times):
-    missing = np.full(grid.shape, np.nan, np.float32)
-    for time in times:
-        seen = {name: values for source in sources for name, values in source.frame(time).items()}
-        yield np.stack([seen.get(name, missing) for name in names]).astype(np.float32)
+@dataclass
+class Frames:
+    """One frame by its index, and which files went into it; works in any process."""
+
+    sources: list
+    names: list
+    shape: tuple
+    times: np.ndarray
+    told: set = field(default_factory=set)  # broken files that this process has named
+
+    def key(self, matching):
+        """Text that differs where the frames would."""
+        files = [str(path) for source in self.sources for path in source.all_files()]
+        return hashlib.sha256(json.dumps([files, matching, self.names]).encode()).hexdigest()
+
+    def __call__(self, i):
+        for source in self.sources:
+            source.used = {}
+        seen = {name: values for source in self.sources for name, values in source.frame(self.times[i]).items()}
+        missing = np.full(self.shape, np.nan, np.float32)
+        frame = np.stack([seen.get(name, missing) for name in self.names]).astype(np.float32)
+        used = {name: digest for source in self.sources for name, digest in source.used.items()}
+        broken = {name: why for source in self.sources for name, why in source.refused.items() if name not in self.told}
+        self.told |= set(broken)
+        return frame, {"files": used, "refused": broken}
 
 
 def build_stageiv(out, path, splits=None, mode="w-", report=print):
     """Write the archive of one Stage IV file on its own grid, hourly, odd sizes kept; arguments as above."""
-    from data.weather.sources import sha256
     from data.weather.stageiv import read_stageiv
 
     grid, times, rain = read_stageiv(path)
-    about = {
-        "title": "Stage IV hourly rain",
-        "step_minutes": 60,
-        "provenance": {"files": {Path(path).name: sha256(path)}, "versions": versions()},
-    }
-    splits = splits or choose_splits(times, grid)
-    frames = _progress((frame[None] for frame in rain), len(times), report)
-    write_archive(out, grid, [CHANNELS["rain"]], times, frames, splits, mode=mode, attrs=about)
+    about = {"title": "Stage IV hourly rain", "step_minutes": 60, "provenance": {"versions": versions()}}
+    splits, used = splits or choose_splits(times, grid), {"files": {Path(path).name: sha256(path)}}
+    each = partial(_progress, map, report)
+    write_archive(out, grid, [CHANNELS["rain"]], times, lambda i: (rain[i][None], used), splits, mode=mode, attrs=about,
+                  each=each)  # fmt: skip
 
 
-def _progress(frames, count, report):
-    """Pass frames on and say now and then how far and how fast."""
-    start = said = clock.monotonic()
-    for done, frame in enumerate(frames, 1):
-        yield frame
+def _progress(each, report, function, items):
+    """``each(function, items)``, saying now and then how far and how fast, and at once which file is broken."""
+    items, start, said, told = list(items), clock.monotonic(), clock.monotonic(), set()
+    for done, result in enumerate(each(function, items), 1):
+        yield result
+        for name, why in result[-1].get("refused", {}).items():
+            if name not in told:
+                told.add(name)
+                report(f"left out: {why}")
         now = clock.monotonic()
-        if done == count or now - said > 5:
-            report(f"{done}/{count} frames, {done / (now - start):.2f} frames/s")
+        if done == len(items) or now - said > 5:
+            rate = done / max(now - start, 1e-9)
+            report(f"{done}/{len(items)} frames, {rate:.2f} frames/s, {(len(items) - done) / rate / 60:.0f} min left")
             said = now
 
 
@@ -97,7 +132,14 @@ def _parser():
     add("--step", type=_step, default=np.timedelta64(10, "m"), help="time between frames (default 10min)")
     add("--channels", type=lambda text: text.split(","), help="comma-separated; default all")
     add("--satellite", help="the satellite to keep where a folder mixes them, such as G16")
-    add("--glm-coverage", type=float, default=0.9, help="share of a step that GLM files must cover")
+    add("--parallax", action="store_true", help="put clouds above the ground they stand on; needs ACHA files in --abi")
+    add("--abi-tolerance", type=_step, help="longest time between a scan and its frame (default half a step)")
+    add("--mrms-tolerance", type=_step, help="the same of radar")
+    add("--glm-window", type=_step, help="lightning is counted over this time before a frame (default a step)")
+    add("--glm-coverage", type=float, default=0.9, help="share of the window that GLM files must cover")
+    add("--strict", action="store_true", help="end at the first broken file instead of leaving it out")
+    add("--workers", type=int, default=os.cpu_count(), help="frames made at a time (default the number of cores)")
+    add("--scheduler", default="processes", help="processes of this machine, or the address of a dask scheduler")
     split = parser.add_mutually_exclusive_group()
     split.add_argument("--split", nargs=3, type=_span, metavar="FIRST/LAST", help="train, valid and test dates")
     split.add_argument("--split-longitude", type=float, help="train west of it, validate east of it past 200 km")
@@ -149,19 +191,20 @@ def run(args, report=print):
         storms = Storms(channels=tuple(args.channels or Storms.channels), days=args.days, seed=args.seed)
         return build_synthetic(args.out, storms, grid, args.mode)
     splits = longitude_splits(grid, args.split_longitude) if args.split_longitude is not None else splits
-    build_observations(args.out, grid, _sources(args, grid), args.step, splits, args.mode, report)
+    each = spread(args.scheduler, args.workers)
+    build_observations(args.out, grid, _sources(args, grid, each), args.step, splits, args.mode, report, each)
 
 
-def _sources(args, grid):
-    from data.weather.sources import Abi, Lightning, Radar
-
-    sources = []
+def _sources(args, grid, each):
+    sources, common = [], dict(strict=args.strict, each=each)
     if args.mrms:
-        sources.append(Radar(args.mrms, grid, args.step, args.channels))
+        sources.append(Radar(args.mrms, grid, args.step, args.channels, args.mrms_tolerance, **common))
     if args.abi:
-        sources.append(Abi(args.abi, grid, args.step, args.satellite, args.channels))
+        sources.append(Abi(args.abi, grid, args.step, args.satellite, args.channels, args.abi_tolerance,
+                           parallax=args.parallax, **common))  # fmt: skip
     if args.glm:
-        sources.append(Lightning(args.glm, grid, args.step, args.satellite, args.glm_coverage))
+        coverage, window = args.glm_coverage, args.glm_window
+        sources.append(Lightning(args.glm, grid, args.step, args.satellite, coverage, window, **common))
     found = [name for source in sources for name in source.channels]
     for name in args.channels or ():
         if name not in found:

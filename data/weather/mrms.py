@@ -13,6 +13,7 @@ import numpy as np
 
 from core.errors import InputError
 from data.weather.channels import RADAR_FLOOR
+from data.weather.files import BrokenFile
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,11 @@ class _message:
     def _size(self, data):
         """Length of the first message; checks that all of it is there."""
         if data[:4] != b"GRIB" or data[7:8] != b"\x02":
-            raise InputError("is not GRIB edition 2", file=self.path, variable="section 0",
+            raise BrokenFile("is not GRIB edition 2", file=self.path, variable="section 0",
                              remedy="Give MRMS .grib2 or .grib2.gz files only")  # fmt: skip
         size = int.from_bytes(data[8:16], "big")
         if len(data) < size or data[size - 4 : size] != b"7777":
-            raise InputError(f"is truncated: {len(data)} of {size} bytes", file=self.path, variable="message",
+            raise BrokenFile(f"is truncated: {len(data)} of {size} bytes", file=self.path, variable="message",
                              remedy="Download it again or remove it")  # fmt: skip
         return size
 
@@ -114,7 +115,7 @@ class _message:
         try:
             return self._eccodes.codes_get(self._id, key)
         except self._eccodes.CodesInternalError as error:
-            raise InputError(str(error), file=self.path, variable=key, remedy="Download it again") from error
+            raise BrokenFile(str(error), file=self.path, variable=key, remedy="Download it again") from error
 
     @property
     def time(self):
@@ -142,10 +143,10 @@ class _message:
         try:
             values = self._eccodes.codes_get_values(self._id)
         except self._eccodes.CodesInternalError as error:
-            raise InputError(f"cannot be decoded ({error})", file=self.path, variable=self.product.name,
+            raise BrokenFile(f"cannot be decoded ({error})", file=self.path, variable=self.product.name,
                              remedy="Download it again or remove it") from error  # fmt: skip
         if values.size != shape[0] * shape[1]:
-            raise InputError(f"has {values.size} values for {shape[0]} x {shape[1]} points", file=self.path,
+            raise BrokenFile(f"has {values.size} values for {shape[0]} x {shape[1]} points", file=self.path,
                              variable=self.product.name, remedy="Download it again or remove it")  # fmt: skip
         if self._get("bitmapPresent"):
             values[values == self._get("missingValue")] = -999.0
@@ -157,5 +158,5 @@ def _bytes_of(path):
         data = path.read_bytes()
         return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot be read ({error})", file=path, variable="message",
+        raise BrokenFile(f"cannot be read ({error})", file=path, variable="message",
                          remedy="Download it again or remove it") from error  # fmt: skip

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from core.errors import InputError
+from data.weather.files import BrokenFile
 
 _UNITS = {"hour": "h", "minute": "m", "min": "m", "second": "s", "millisecond": "ms", "day": "D"}
 
@@ -65,7 +66,7 @@ def opened(path):
         raise InputError("no such attribute", file=path, variable=error.args[0],
                          remedy="Give a file of the expected product") from error  # fmt: skip
     except (OSError, ValueError, TypeError, EOFError, RuntimeError) as error:
-        raise InputError(f"cannot be read as NetCDF, truncated or of another format ({_first_line(error)})", file=path,
+        raise BrokenFile(f"cannot be read as NetCDF, truncated or of another format ({_first_line(error)})", file=path,
                          remedy="Download it again or remove it") from error  # fmt: skip
 
 

@@ -1,87 +1,111 @@
 """Folders of raw files as frames on the grid: each source knows its times and gives what it saw near a time.
 
-A frame takes the scan nearest to its time, at most half a step away; lightning is counted over the step that ends at
-the frame's time, so that no frame knows the future. What no file covers is absent, and stays missing in the archive.
+A frame takes the scan nearest to its time, at most a tolerance away; lightning is counted over the window that ends at
+the frame's time, so that no frame knows the future. What no file covers is absent, and stays missing in the archive. A
+broken file is named, and the next nearest takes its place.
 """
 
-import hashlib
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 
 from core.errors import InputError
 from data.weather import abi, glm, mrms
 from data.weather.channels import CHANNELS
+from data.weather.files import Attempt, find_files, sha256
 from data.weather.regrid import CellMean
 
 EARLY = np.timedelta64(5, "s")  # a GLM file may hold events from before its start: those of a flash still going on
 LONGEST = np.timedelta64(20, "s")  # a GLM file
+MANY = 500  # files that are looked through by many workers
 _NONE = np.empty(0, "datetime64[ms]")
-
-
-def find_files(folder, *patterns):
-    """Files below ``folder`` (or the file itself), sorted by name. Raises `InputError` when there is none."""
-    folder = Path(folder)
-    files = [folder] if folder.is_file() else sorted({f for p in patterns for f in folder.rglob(p)})
-    if not files:
-        raise InputError(f"holds no file like {' or '.join(patterns)}", file=folder,
-                         remedy="Check the folder")  # fmt: skip
-    return files
-
-
-def sha256(path):
-    """Hex digest of a file's bytes."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 class Source:
     """Files of one kind. ``channels``: names, in order; ``stamps``: frame times at which there is something.
 
-    `frame` returns {channel: (ny, nx), NaN where missing} for one time; ``used`` collects {file name: sha256};
-    ``matching`` says in words which files a frame takes.
+    `frame` returns {channel: (ny, nx), NaN where missing} for one time; ``used`` collects {file name: sha256} and
+    ``refused`` {file name: why}; ``matching`` says which files a frame takes. strict: a broken file is an error.
     """
 
-    def __init__(self, grid, step):
-        self.grid, self.step, self.used = grid, step.astype("timedelta64[ms]"), {}
+    kind = "files"
 
-    def _note(self, path):
-        self.used[path.name] = sha256(path)
-
-
-class _Scans(Source):
-    """Files that each show one moment: the nearest within half a step is taken."""
+    def __init__(self, grid, step, tolerance=None, strict=False):
+        self.grid, self.step = grid, step.astype("timedelta64[ms]")
+        self.tolerance = self.step / 2 if tolerance is None else tolerance.astype("timedelta64[ms]")
+        self.strict, self.used, self.refused = strict, {}, {}
 
     @property
     def matching(self):
-        return f"nearest scan within {self.step / 2 / np.timedelta64(1, 'm'):g} min"
+        return {"rule": "nearest scan", "tolerance_minutes": self.tolerance / np.timedelta64(1, "m")}
+
+    def all_files(self):
+        """Paths that a frame may take."""
+        raise NotImplementedError
+
+    def _scan(self, function, paths, each):
+        """[(path, what its header says)] of the files that can be read."""
+        found, each = [], each if len(paths) > MANY else map
+        for path, (about, why) in zip(paths, each(Attempt(function, self.strict), paths), strict=True):
+            if why:
+                self.refused[path.name] = why
+            else:
+                found.append((path, about))
+        if not found:
+            raise InputError("no file can be read", file=paths[0].parent, remedy=next(iter(self.refused.values())))
+        return found
+
+    def _read(self, function, path):
+        """What a function makes of a file, which is then used; None of a broken one, which is then refused."""
+        value, why = Attempt(function, self.strict)(path)
+        if why:
+            self.refused[path.name] = why
+        else:
+            self.used[path.name] = sha256(path)
+        return value
+
+
+class Scans(Source):
+    """Files that each show one moment: the nearest within the tolerance is taken."""
 
     def _keep(self, entries):
         """entries: (channel, time, path)."""
         by_channel = defaultdict(list)
-        for channel, time, path in entries:
+        for channel, time, path in sorted(entries, key=lambda entry: (entry[1], entry[2])):
             by_channel[channel].append((time.astype("datetime64[ms]"), path))
         self.channels = [name for name in CHANNELS if name in by_channel]
-        self.paths = {name: [path for _, path in sorted(by_channel[name])] for name in self.channels}
-        self.times = {name: np.array([time for time, _ in sorted(by_channel[name])]) for name in self.channels}
-        self.stamps = np.unique(_round(np.concatenate([*self.times.values(), _NONE]), self.step))
+        self.paths = {name: [path for _, path in by_channel[name]] for name in self.channels}
+        self.times = {name: np.array([time for time, _ in by_channel[name]]) for name in self.channels}
+        self.stamps = np.unique(round_to(np.concatenate([*self.times.values(), _NONE]), self.step))
 
-    def _nearest(self, channel, time):
-        """Path of the scan nearest to ``time``, or None."""
+    def all_files(self):
+        return [path for paths in self.paths.values() for path in paths]
+
+    def _near(self, channel, time):
+        """Paths of the scans within the tolerance of ``time``, nearest first."""
         times = self.times[channel]
-        after = np.searchsorted(times, time)
-        near = min((i for i in (after - 1, after) if 0 <= i < len(times)), key=lambda i: abs(times[i] - time))
-        return self.paths[channel][near] if abs(times[near] - time) <= self.step / 2 else None
+        first, last = (
+            np.searchsorted(times, time - self.tolerance),
+            np.searchsorted(times, time + self.tolerance, "right"),
+        )
+        order = first + np.argsort(np.abs(times[first:last] - time), kind="stable")
+        return [self.paths[channel][i] for i in order]
+
+    def _nearest(self, channel, time, read):
+        """``read`` of the nearest scan that can be read, or None."""
+        values = (read(path) for path in self._near(channel, time) if path.name not in self.refused)
+        return next((value for value in values if value is not None), None)
 
 
-class Radar(_Scans):
+class Radar(Scans):
     """MRMS files, averaged in linear rain rate or Z over each grid cell, then in dBZ."""
 
-    def __init__(self, folder, grid, step, only=None):
-        super().__init__(grid, step)
+    kind = "radar"
+
+    def __init__(self, folder, grid, step, only=None, tolerance=None, strict=False, each=map):
+        super().__init__(grid, step, tolerance, strict)
         entries, products = [], {}
-        for path in find_files(folder, "*.grib2", "*.grib2.gz"):
-            product, time = mrms.scan_mrms(path)
+        for path, (product, time) in self._scan(mrms.scan_mrms, find_files(folder, "*.grib2", "*.grib2.gz"), each):
             if products.setdefault(product.channel, product) != product:
                 raise InputError(f"{products[product.channel].name} and {product.name} both give {product.channel}",
                                  file=path, variable=product.channel, remedy="Keep one product")  # fmt: skip
@@ -91,59 +115,85 @@ class Radar(_Scans):
         self._means = {}
 
     def frame(self, time):
-        found = {name: self._nearest(name, time) for name in self.channels}
-        return {name: self._read(path) for name, path in found.items() if path}
+        found = {
+            name: self._nearest(name, time, lambda path: self._read(self._on_grid, path)) for name in self.channels
+        }
+        return {name: values for name, values in found.items() if values is not None}
 
-    def _read(self, path):
+    def _on_grid(self, path):
         radar = mrms.read_mrms(path)
         key = radar.linear.shape, radar.latitude[0], radar.longitude[0]
         if key not in self._means:
             self._means[key] = CellMean(radar.latitude, radar.longitude, self.grid)
-        self._note(path)
         return mrms.to_dbz(self._means[key](radar.linear), radar.product.is_rate)
 
 
-class Abi(_Scans):
-    """ABI images, the nearest pixel for each grid point."""
+class Abi(Scans):
+    """ABI images, the nearest pixel for each grid point; with ``parallax`` that of the cloud top above the point."""
 
-    def __init__(self, folder, grid, step, satellite=None, only=None):
-        super().__init__(grid, step)
-        files = [(path, abi.scan_abi(path)) for path in find_files(folder, "*ABI-L2*.nc")]
-        files = one_satellite(files, satellite)
-        self._keep([(c, about.time, path) for path, about in files for c in about.channels if not only or c in only])
-        self._pixels = {}
+    kind = "abi"
+
+    def __init__(self, folder, grid, step, satellite=None, only=None, tolerance=None, strict=False, each=map,
+                 parallax=False):  # fmt: skip
+        super().__init__(grid, step, tolerance, strict)
+        files = one_satellite(self._scan(abi.scan_abi, find_files(folder, "*ABI-L2*.nc"), each), satellite)
+        self.satellite, self.parallax = files[0][1].satellite, parallax
+        read = {*only, "cth"} if only and parallax else only
+        self.holds = {path: [c for c in about.channels if not read or c in read] for path, about in files}
+        self._keep([(c, about.time, path) for path, about in files for c in self.holds[path]])
+        if parallax and "cth" not in self.channels:
+            raise InputError("no cloud top heights to correct the parallax with", file=folder, variable="cth",
+                             remedy="Add the ACHA files of the same times")  # fmt: skip
+        self.channels = [name for name in self.channels if not only or name in only]
+        self._opened, self._pixels, self._lines = (None, None), {}, None
+
+    @property
+    def matching(self):
+        return super().matching | {"satellite": self.satellite, "parallax": "cth" if self.parallax else "none"}
 
     def frame(self, time):
-        by_path = defaultdict(list)
+        lines, found = None, {}
+        if self.parallax:
+            lines = self._nearest("cth", time, lambda path: self._image(path, "cth"))
+            if lines is None:
+                return {}  # where clouds belong is unknown
+            self._lines = self._lines or abi.CloudTops(lines[1], self.grid)
+            lines = self._lines(*lines)
         for name in self.channels:
-            by_path[self._nearest(name, time)].append(name)
-        by_path.pop(None, None)
-        return {name: values for path, names in by_path.items() for name, values in self._read(path, names).items()}
+            image = self._nearest(name, time, lambda path, name=name: self._image(path, name))
+            if image is not None:
+                found[name] = abi.along(*image, *lines) if lines else self._nearest_pixel(*image)
+        return found
 
-    def _read(self, path, names):
-        images, view = abi.read_abi(path, names)
+    def _image(self, path, name):
+        """(values, view) of one channel of a file, or None; its other channels are kept until another is read."""
+        if self._opened[0] != path:
+            self._opened = path, self._read(lambda path: abi.read_abi(path, self.holds[path]), path)
+        images = self._opened[1]
+        return images and (images[0][name], images[1])
+
+    def _nearest_pixel(self, values, view):
         key = view.longitude, view.x[0], view.y[0], len(view.x), len(view.y)
         if key not in self._pixels:
             self._pixels[key] = abi.NearestPixel(view, self.grid)
-        self._note(path)
-        return {name: self._pixels[key](image) for name, image in images.items()}
+        return self._pixels[key](values)
 
 
 class Lightning(Source):
-    """GLM files, events counted over [time - step, time); missing where files cover less than ``coverage`` of it."""
+    """GLM files, events counted over [time - window, time); missing where files cover less than ``coverage`` of it."""
 
-    channels = ["glm"]
+    kind, channels = "lightning", ["glm"]
 
-    def __init__(self, folder, grid, step, satellite=None, coverage=0.9):
-        super().__init__(grid, step)
-        self.coverage = coverage
-        files = [(path, glm.scan_glm(path)) for path in find_files(folder, "*GLM-L2-LCFA*.nc")]
-        files = one_satellite(files, satellite)
+    def __init__(self, folder, grid, step, satellite=None, coverage=0.9, window=None, strict=False, each=map):
+        super().__init__(grid, step, strict=strict)
+        self.coverage, self.window = coverage, self.step if window is None else window.astype("timedelta64[ms]")
+        files = one_satellite(self._scan(glm.scan_glm, find_files(folder, "*GLM-L2-LCFA*.nc"), each), satellite)
+        self.satellite = files[0][1].satellite
         files = {about.start: (path, about) for path, about in files}  # a file issued again replaces the first
         self.starts = np.array(sorted(files))
         self.files = [files[start] for start in self.starts]
         after = self.step / 2 - np.timedelta64(1, "ms")  # rounds up
-        ends = [_round(t + after, self.step) for _, f in self.files for t in (f.start + EARLY, f.end)]
+        ends = [round_to(t + after, self.step) for _, f in self.files for t in (f.start + EARLY, f.end)]
         covered = {time: self._covered(time) for time in np.unique(ends)}
         self.stamps = np.array([time for time, share in covered.items() if share >= coverage], "datetime64[ms]")
         if self.stamps.size == 0:
@@ -153,17 +203,21 @@ class Lightning(Source):
 
     @property
     def matching(self):
-        minutes = self.step / np.timedelta64(1, "m")
-        return f"events of the {minutes:g} min that end at the time, where files cover {self.coverage:.0%} of them"
+        minutes = self.window / np.timedelta64(1, "m")
+        return {"rule": "events of the window that ends at the time, where files cover enough of it",
+                "window_minutes": minutes, "coverage": self.coverage, "satellite": self.satellite}  # fmt: skip
+
+    def all_files(self):
+        return [path for path, _ in self.files]
 
     def _around(self, time):
-        """Files that may hold events of the step that ends at ``time``."""
-        first, last = np.searchsorted(self.starts, (time - self.step - LONGEST, time + EARLY))
-        return self.files[first:last]
+        """Files that may hold events of the window that ends at ``time``."""
+        first, last = np.searchsorted(self.starts, (time - self.window - LONGEST, time + EARLY))
+        return [(path, about) for path, about in self.files[first:last] if path.name not in self.refused]
 
     def _covered(self, time):
-        """Share of the step before ``time`` that files cover."""
-        spans = ((min(f.end, time) - max(f.start, time - self.step)) / self.step for _, f in self._around(time))
+        """Share of the window before ``time`` that files cover."""
+        spans = ((min(f.end, time) - max(f.start, time - self.window)) / self.window for _, f in self._around(time))
         return sum(max(span, 0.0) for span in spans)
 
     def frame(self, time):
@@ -171,9 +225,12 @@ class Lightning(Source):
             return {}
         total, seen = np.zeros(self.grid.shape), np.zeros(self.grid.shape, bool)
         for path, about in self._around(time):
-            total += glm.count_events(glm.read_glm(path), self.grid, time - self.step, time)
-            seen |= glm.seen_by(about, self.grid)
-            self._note(path)
+            events = self._read(glm.read_glm, path)
+            if events is not None:
+                total += glm.count_events(events, self.grid, time - self.window, time)
+                seen |= glm.seen_by(about, self.grid)
+        if self._covered(time) < self.coverage:  # a file broke
+            return {}
         return {"glm": np.where(seen, total, np.nan)}
 
 
@@ -190,7 +247,7 @@ def one_satellite(files, wanted):
     return [(path, about) for path, about in files if about.satellite == (wanted or names[0])]
 
 
-def _round(times, step):
+def round_to(times, step):
     """The multiple of ``step`` (counted from 1970) nearest to each time, datetime64[ms]."""
     step = step.astype("timedelta64[ms]").astype("int64")
     count = times.astype("datetime64[ms]").astype("int64")

@@ -1,0 +1,67 @@
+"""Work spread over processes of this machine or over a dask cluster, with results in order.
+
+Processes, not threads: HDF5 and GRIB libraries are not safe to share. Each worker gets the function once and keeps it,
+so what it prepares (weights of a regridding) is prepared once a worker; few results wait, so memory is bounded.
+"""
+
+import multiprocessing
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+
+_kept = []
+
+
+def _keep(function):
+    _kept[:] = [function]
+
+
+def _call_kept(item):
+    return _kept[0](item)
+
+
+def _call(function, item):
+    return function(item)
+
+
+def spread(scheduler="processes", workers=1):
+    """A function like ``map(function, items)``: in this process, in ``workers`` processes or on a cluster.
+
+    scheduler: "processes", or the address of a dask scheduler such as tcp://host:8786, whose workers see the same
+    files under the same names; ``workers`` then limits the work under way.
+    """
+    if scheduler != "processes":
+        return lambda function, items: _on_cluster(scheduler, workers, function, items)
+    if workers == 1:
+        return map
+    return lambda function, items: _in_processes(workers, function, items)
+
+
+def _in_processes(workers, function, items):
+    items = list(items)
+    context = multiprocessing.get_context("spawn")  # a fork would copy the state of HDF5 and of zarr's threads
+    if len(items) < 4 * workers:  # done before the workers have started
+        yield from map(function, items)
+        return
+    with ProcessPoolExecutor(min(workers, len(items)), context, _keep, (function,)) as pool:
+        try:
+            yield from _ordered(lambda item: pool.submit(_call_kept, item), items, 2 * workers)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _on_cluster(address, workers, function, items):
+    from dask.distributed import Client
+
+    with Client(address) as client:
+        [kept] = client.scatter([function], broadcast=True)
+        yield from _ordered(lambda item: client.submit(_call, kept, item, pure=False), items, 2 * workers)
+
+
+def _ordered(submit, items, ahead):
+    waiting = deque()
+    for item in items:
+        waiting.append(submit(item))
+        if len(waiting) >= ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
