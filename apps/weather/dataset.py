@@ -22,6 +22,7 @@ from data.weather.splits import cells_in, times_in
 from data.weather.sun import cos_zenith
 
 SKY = 4  # conditions beside the history: latitude, longitude, height of the sun now and then
+STATIC_SCALE = {"topography": 1e-3, "radar_proximity": 1.0}
 CACHE_BYTES = 256 * 2**20
 
 
@@ -41,6 +42,7 @@ class Facts:
     x: tuple  # first and last coordinate, m
     y: tuple
     crs: dict
+    static: tuple  # fields of the archive that stand still and condition the model
     statistics_hash: str
 
     @classmethod
@@ -62,6 +64,7 @@ class Facts:
             _ends(x),
             _ends(y),
             reader.crs,
+            tuple(reader.static),
             attrs["statistics_hash"],
         )
 
@@ -74,7 +77,7 @@ class Facts:
     @property
     def conditions(self):
         """Channels that condition the denoiser."""
-        return 2 * self.history * len(self.channels) + SKY
+        return 2 * self.history * len(self.channels) + SKY + len(self.static)
 
     @property
     def step(self):
@@ -95,6 +98,7 @@ class Facts:
             "y": (_ends(y), self.y),
             "crs": (reader.crs, self.crs),
             "step_minutes": (reader.attrs["step_minutes"], self.step_minutes),
+            "static": (tuple(reader.static), self.static),
         }
         for name, (found, wanted) in here.items():
             if found != wanted:
@@ -212,10 +216,11 @@ class Frames:
         return [self.observed(i) for i in range(index - self.facts.history + 1, index + 1)]
 
     def conditions(self, history, time):
-        """What the denoiser is told: the history with its validity, where it is and where the sun stands."""
+        """What the denoiser is told: the history with its validity, where it is, where the sun stands, the ground."""
         seen = [part for frame in history for part in (frame.values, frame.valid.to(self.dtype))]
         batch, _, ny, nx = history[0].values.shape
-        return torch.cat([*seen, self._sky(time).expand(batch, SKY, ny, nx)], 1)
+        place = torch.cat([self._sky(time), *self._static], 1)
+        return torch.cat([*seen, place.expand(batch, place.shape[1], ny, nx)], 1)
 
     def batch(self, indices) -> Batch:
         """Training samples that end their history at ``indices``."""
@@ -247,6 +252,12 @@ class Frames:
     @cached_property
     def _region(self):
         return self._mapped(lambda lat, lon: cells_in(self.split, lon))
+
+    @cached_property
+    def _static(self):
+        """Fields that stand still, a list of (1, 1, y, x): heights in km, nearness of a radar."""
+        fields = [read_sharded(self.reader, "0", name, self.mesh, [Shard(0)], self.sizes) for name in self.facts.static]
+        return [(f * STATIC_SCALE[name]).to(self.dtype)[None, None] for name, f in zip(self.facts.static, fields)]
 
     def _sky(self, time):
         sun = [self._mapped(lambda lat, lon, t=t: cos_zenith(lat, lon, t)) for t in (time, time + self.facts.step)]

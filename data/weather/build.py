@@ -22,20 +22,23 @@ from data.weather.archive import WeatherReader
 from data.weather.channels import CHANNELS
 from data.weather.files import sha256
 from data.weather.grid import hrrr_crop
+from data.weather.nwp import FIELDS, Model
 from data.weather.scheduler import spread
 from data.weather.sources import Abi, Lightning, Radar, regular
 from data.weather.splits import choose_splits, date_splits, longitude_splits
+from data.weather.static import static_fields
 from data.weather.synthetic import Storms, build_synthetic
 from data.weather.writer import versions, write_archive
 
 STRIDES = {"3km": 1, "6km": 2}
 
 
-def build_observations(out, grid, sources, step, splits=None, mode="w-", report=print, each=map, **options):
+def build_observations(out, grid, sources, step, splits=None, mode="w-", report=print, each=map, told=None, **options):
     """Write the archive of some `data.weather.sources.Source` on a grid.
 
-    step: timedelta64; splits: see `data.weather.splits`, chosen from the times or longitudes when None; mode, each and
-    further options: see `write_archive`. With mode "a" times that are stored already are left as they are.
+    step: timedelta64; told: where static fields come from; splits: see `data.weather.splits`, chosen from the times or
+    longitudes when None; mode, each and further options: see `write_archive`. With mode "a" times, splits and static
+    fields that are stored already stay as they are.
     Raises `InputError`; then nothing is left at ``out`` that was not there before.
     """
     names = [name for source in sources for name in source.channels]
@@ -43,6 +46,7 @@ def build_observations(out, grid, sources, step, splits=None, mode="w-", report=
     if mode == "a":
         stored = WeatherReader(out)
         last, splits = stored.times[-1].astype("datetime64[ms]"), stored.attrs["splits"]
+        told = stored.attrs["provenance"]["static"]
         times = regular(np.append(times[times > last], last), step)
         times = times[times > last]
         if times.size == 0:
@@ -55,11 +59,11 @@ def build_observations(out, grid, sources, step, splits=None, mode="w-", report=
         "title": "radar, satellite and lightning on the HRRR grid",
         "step_minutes": step / np.timedelta64(1, "m"),
         "matching": {source.kind: source.matching for source in sources},
-        "provenance": {"versions": versions()},
+        "provenance": {"versions": versions(), "static": told or {}},
     }
     frames = Frames(sources, names, grid.shape, times)
-    write_archive(out, grid, [CHANNELS[name] for name in names], times, frames, splits, mode=mode, attrs=about,
-                  key=frames.key(about["matching"]), each=partial(_progress, each, report), **options)  # fmt: skip
+    options |= {"mode": mode, "key": frames.key([about["matching"], told]), "each": partial(_progress, each, report)}
+    write_archive(out, grid, [CHANNELS[name] for name in names], times, frames, splits, attrs=about, **options)
 
 
 @dataclass
@@ -72,10 +76,10 @@ class Frames:
     times: np.ndarray
     told: set = field(default_factory=set)  # broken files that this process has named
 
-    def key(self, matching):
+    def key(self, options):
         """Text that differs where the frames would."""
         files = [str(path) for source in self.sources for path in source.all_files()]
-        return hashlib.sha256(json.dumps([files, matching, self.names]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([files, options, self.names]).encode()).hexdigest()
 
     def __call__(self, i):
         for source in self.sources:
@@ -124,6 +128,10 @@ def _parser():
     add("--mrms", type=Path, help="folder of MRMS .grib2 or .grib2.gz files")
     add("--abi", type=Path, help="folder of ABI level 2 files: MCMIP, CMIP, ACHA")
     add("--glm", type=Path, help="folder of GLM L2 LCFA files")
+    add("--nwp", type=Path, help="folder of HRRR, GFS or ERA5 files, GRIB2 or NetCDF, one time each")
+    add("--nwp-fields", nargs="+", choices=FIELDS, default=["z500"], help="fields to take from them (default z500)")
+    add("--topography", type=Path, help="NetCDF or GRIB file of heights in m, becomes a static field")
+    add("--radars", type=Path, help="CSV file, columns latitude and longitude, becomes radar proximity")
     add("--stageiv", type=Path, help="a Stage IV NetCDF file; makes an archive on its own grid")
     add("--synthetic", action="store_true", help="made storms instead of files")
     add("--resolution", choices=STRIDES, help="grid spacing (default 3km; of synthetic storms 6km)")
@@ -137,6 +145,8 @@ def _parser():
     add("--mrms-tolerance", type=_step, help="the same of radar")
     add("--glm-window", type=_step, help="lightning is counted over this time before a frame (default a step)")
     add("--glm-coverage", type=float, default=0.9, help="share of the window that GLM files must cover")
+    add("--nwp-tolerance", type=_step, help="longest time between a field's valid time and its frame (default 30min)")
+    add("--nwp-delay", type=_step, help="age of a forecast before it may be used (default 1h; none of ERA5)")
     add("--strict", action="store_true", help="end at the first broken file instead of leaving it out")
     add("--workers", type=int, default=os.cpu_count(), help="frames made at a time (default the number of cores)")
     add("--scheduler", default="processes", help="processes of this machine, or the address of a dask scheduler")
@@ -192,7 +202,9 @@ def run(args, report=print):
         return build_synthetic(args.out, storms, grid, args.mode)
     splits = longitude_splits(grid, args.split_longitude) if args.split_longitude is not None else splits
     each = spread(args.scheduler, args.workers)
-    build_observations(args.out, grid, _sources(args, grid, each), args.step, splits, args.mode, report, each)
+    static, told = static_fields(grid, args.topography, args.radars)
+    build_observations(args.out, grid, _sources(args, grid, each), args.step, splits, args.mode, report, each,
+                       static=static, told=told)  # fmt: skip
 
 
 def _sources(args, grid, each):
@@ -206,6 +218,9 @@ def _sources(args, grid, each):
         coverage, window = args.glm_coverage, args.glm_window
         sources.append(Lightning(args.glm, grid, args.step, args.satellite, coverage, window, **common))
     found = [name for source in sources for name in source.channels]
+    if args.nwp:
+        delay, tolerance = args.nwp_delay, args.nwp_tolerance
+        sources.append(Model(args.nwp, grid, args.step, args.nwp_fields, tolerance, delay, **common))
     for name in args.channels or ():
         if name not in found:
             raise InputError("no file has this channel", variable=name, remedy=f"Found: {', '.join(found)}")

@@ -38,5 +38,10 @@ CHANNELS = {
         Channel("cth", "m", "cloud top height, 0 where clear", 0.0),
         Channel("rain", "mm", "rain of the past hour", 0.0),
         *(abi_channel(band) for band in range(1, 17)),
+        Channel("z500", "m2 s-2", "geopotential at 500 hPa, of a weather model"),
+        Channel("u500", "m s-1", "eastward wind at 500 hPa, of a weather model"),
+        Channel("v500", "m s-1", "northward wind at 500 hPa, of a weather model"),
+        Channel("cape", "J kg-1", "convective available potential energy, of a weather model", 0.0),
+        Channel("nwp_refc", "dBZ", "composite reflectivity of a weather model", RADAR_FLOOR),
     )
 }

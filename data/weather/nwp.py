@@ -1,0 +1,87 @@
+"""Fields of a weather model (HRRR, GFS, ERA5) beside what was observed: what a forecaster could have known at a time.
+
+A frame takes the field valid nearest to it, of the latest forecast that had started at least a delay before; so it may
+look ahead of its time, but never knows an observation that was not made yet. A reanalysis has no start and no delay.
+"""
+
+import numpy as np
+
+from core.errors import InputError
+from data.weather.channels import RADAR_FLOOR
+from data.weather.fields import read_field, resample
+from data.weather.files import find_files
+from data.weather.sources import Source
+
+GRAVITY = 9.80665  # m s-2, of geopotential metres
+FIELDS = {  # channel: names in files, level in hPa
+    "z500": (("gh", "z"), 500),
+    "u500": (("u",), 500),
+    "v500": (("v",), 500),
+    "cape": (("cape",), None),
+    "nwp_refc": (("refc",), None),
+}
+
+
+class Model(Source):
+    """Files of one model, each with one time. ``stamps`` is empty: fields of a model are no reason for a frame."""
+
+    kind, stamps = "nwp", np.empty(0, "datetime64[ms]")
+
+    def __init__(self, folder, grid, step, channels, tolerance=None, delay=None, strict=False, each=map):
+        super().__init__(grid, step, np.timedelta64(30, "m") if tolerance is None else tolerance, strict)
+        self.delay = (np.timedelta64(1, "h") if delay is None else delay).astype("timedelta64[ms]")
+        if not channels:
+            raise InputError("no field is named", file=folder, variable="nwp-fields",
+                             remedy=f"Choose among {', '.join(FIELDS)}")  # fmt: skip
+        self.channels = list(channels)
+        names, level = FIELDS[self.channels[0]]
+        paths = find_files(folder, "*.grib2", "*.grb2", "*.nc")
+        found = self._scan(_Times(names, level), paths, each)
+        for path, field in found:
+            if field.valid is None:
+                raise InputError("has no time", file=path, variable="time", remedy="Give one time a file")
+        self.entries = [(field.valid, field.known, path) for path, field in found]
+
+    @property
+    def matching(self):
+        minutes = np.timedelta64(1, "m")
+        return {"rule": "valid time nearest, of the latest start that is a delay old; no delay of a reanalysis",
+                "tolerance_minutes": self.tolerance / minutes, "delay_minutes": self.delay / minutes}  # fmt: skip
+
+    def all_files(self):
+        return [path for _, _, path in self.entries]
+
+    def _candidates(self, time):
+        near = [
+            (abs(valid - time), -(known or valid).astype(int), path)
+            for valid, known, path in self.entries
+            if abs(valid - time) <= self.tolerance and (known is None or known + self.delay <= time)
+        ]
+        return [path for _, _, path in sorted(near)]
+
+    def frame(self, time):
+        found = {}
+        for name in self.channels:
+            for path in self._candidates(time):
+                values = None if path.name in self.refused else self._read(lambda p, n=name: self._on_grid(p, n), path)
+                if values is not None:
+                    found[name] = values
+                    break
+        return found
+
+    def _on_grid(self, path, name):
+        field = read_field(path, *FIELDS[name])
+        values = resample(field, self.grid, path)
+        if name == "z500" and field.units in ("gpm", "m"):
+            return values * np.float32(GRAVITY)
+        return np.maximum(values, RADAR_FLOOR) if name == "nwp_refc" else values
+
+
+class _Times:
+    """Reads the times of a file only."""
+
+    def __init__(self, names, level):
+        self.names, self.level = names, level
+
+    def __call__(self, path):
+        return read_field(path, self.names, self.level, values=False)
