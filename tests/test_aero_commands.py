@@ -17,11 +17,12 @@ from apps.aero import evaluate, infer, train
 from apps.aero.dataset import Points, Scaling
 from apps.aero.outputs import written
 from core import InputError, checkpoint
-from data.aero.archive import AeroReader, write_archive
+from data.aero.archive import AeroReader
 from data.aero.geometry import area_vectors
 from data.aero.splits import hold_out
 from data.aero.synthetic import synthetic_archive, synthetic_run
 from data.aero.vtk_files import OPENFOAM, read_surface
+from data.aero.writing import write_archive
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,14 @@ from apps.aero.forces import moved
 from apps.aero.model import ModelConfig, Transolver
 from apps.aero.predict import predict_cells
 from core import checkpoint
-from data.aero.archive import AeroReader, write_archive
+from data.aero.archive import AeroReader
 from data.aero.cells import surface_arrays
 from data.aero.geometry import Polygons, triangles
 from data.aero.loads import force_sums
 from data.aero.synthetic import make_body, outward, surface_flow, synthetic_run, truth
 from data.aero.topology import winding
 from data.aero.vtk_files import read_polygons, write_stl, write_surface
+from data.aero.writing import write_archive
 
 RUNS, CELLS = 3, 600
 COEFFICIENTS = ("Cd", "Cl", "Cs", "CmPitch", "Clf", "Clr", "Cd_friction")

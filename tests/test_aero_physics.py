@@ -13,7 +13,8 @@ from core.errors import InputError
 from data.aero import plain
 from data.aero.archive import AeroReader
 from data.aero.cells import surface_arrays
-from data.aero.geometry import Polygons, area_vectors, distance_to_surface, signed_volume
+from data.aero.distance import NearestSurface
+from data.aero.geometry import Polygons, area_vectors, signed_volume, triangles
 from data.aero.synthetic import (
     exact_forces,
     outward,
@@ -122,7 +123,7 @@ def test_area_of_a_sphere_is_kept():
     assert np.linalg.norm(area_vectors(mesh)[0], axis=1).sum() == pytest.approx(np.pi, rel=5e-3)
 
 
-def test_distance_equals_vtk():
+def test_signed_distance_equals_vtk_and_leads_to_the_surface():
     from pyvista import PolyData
     from vtkmodules.vtkFiltersCore import vtkImplicitPolyDataDistance
 
@@ -130,8 +131,19 @@ def test_distance_equals_vtk():
     points = np.random.default_rng(0).uniform([-2, -0.8, -0.2], [1, 0.8, 1], (3000, 3))
     reference = vtkImplicitPolyDataDistance()
     reference.SetInput(PolyData.from_regular_faces(corners.reshape(-1, 3), np.arange(corners.size // 3).reshape(-1, 3)))
-    expected = np.abs([reference.EvaluateFunction(point) for point in points])
-    np.testing.assert_allclose(distance_to_surface(points, corners), expected, atol=2e-6)
+    expected = np.array([reference.EvaluateFunction(point) for point in points])
+    distance, direction = NearestSurface(corners).query(points)
+    np.testing.assert_allclose(distance, expected, atol=2e-6)
+    assert (distance < 0).sum() > 50  # some lie inside
+    foot = points - distance[:, None] * direction
+    np.testing.assert_allclose(NearestSurface(corners).query(foot)[0], 0, atol=2e-4)
+    turned, _ = NearestSurface(corners[:, ::-1]).query(points)
+    np.testing.assert_allclose(turned, distance, atol=1e-9)
+    out = np.array([[2.0, 0, 0], [0, 0, 2], [1.5, 1.5, 1.5]])  # of faces, and of a corner of the unit cube
+    flat = triangles(cube())
+    distance, direction = NearestSurface(flat).query(out + 0.5)
+    np.testing.assert_allclose(distance, [1.5, 1.5, 3**0.5], atol=1e-12)
+    np.testing.assert_allclose(direction, [[1, 0, 0], [0, 0, 1], [3**-0.5] * 3], atol=1e-12)
 
 
 # Synthetic bodies

@@ -11,21 +11,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pyvista
 from aero_runs import cube
+from vtkmodules import vtkIOXML
 
 from core.errors import InputError
-from data.aero import build, drivaerml, plain
-from data.aero.archive import AeroReader, Run, write_archive
-from data.aero.cells import surface_arrays
+from data.aero import build, drivaerml, plain, writing
+from data.aero.archive import AeroReader
+from data.aero.cells import surface_arrays, volume_arrays
 from data.aero.geometry import area_vectors, signed_volume, triangles
 from data.aero.splits import check_splits, hold_out, official_split
 from data.aero.synthetic import (
+    make_body,
     synthetic_archive,
     synthetic_run,
     synthetic_splits,
 )
 from data.aero.synthetic_files import write_drivaerml
-from data.aero.vtk_files import DRIVAERML, OPENFOAM, read_stl, read_surface, read_volume, write_surface
+from data.aero.volume import VolumeCells
+from data.aero.vtk_files import DRIVAERML, OPENFOAM, read_stl, read_surface, write_hexahedra, write_surface
+from data.aero.vtu import VtuFile, _Joined
+from data.aero.writing import Run, write_archive
 
 AHMED = Path(__file__).parent / "data" / "aero"
 FIELDS = ("position", "normal", "area", "pressure", "shear")
@@ -59,7 +65,7 @@ def ahmed_copy(folder, *names):
 
 def test_ahmed_volume_is_read_from_gzip():
     run = plain.read_run(AHMED / "ahmed25", volume=True)
-    v = run.volume
+    v = run.volume.arrays()
     assert len(v["position"]) == len(v["sdf"]) == 223_828 and v["velocity"].shape == (223_828, 3)
     assert v["position"].min(0) == pytest.approx([-2.99, -1.18, 0.01], abs=0.05)
     assert 0 < v["sdf"].min() < 1e-3 and np.abs(v["velocity"]).max() < 100
@@ -82,7 +88,7 @@ def test_broken_files_are_named(tmp_path):
     for name in ("body.vtp", "body.stl", "internal.vtu.gz", "params.json", "coefficient.dat.gz"):
         cut(tmp_path / name, 0.7)
         with pytest.raises(InputError, match=name.replace(".", "[.]")):
-            plain.read_run(tmp_path, volume=True)
+            plain.read_run(tmp_path, volume=True).volume.arrays()
         ahmed_copy(tmp_path, name)
     (tmp_path / "body.vtp").unlink()
     with pytest.raises(InputError, match="body.vtp: no such file"):
@@ -166,7 +172,7 @@ def test_layout_and_direct_archive_hold_the_same(layout, tmp_path):
             assert direct.fields(sample) == files.fields(sample)
             for name in direct.fields(sample):
                 a, b = (reader.read(sample, name, ALL) for reader in (direct, files))
-                np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 if name == "sdf" else 0, err_msg=name)
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 if name in ("sdf", "direction") else 0, err_msg=name)
         ours, theirs = direct.run_attrs(run), files.run_attrs(run)
         assert len(theirs["sources"][f"boundary_{run[4:]}.vtp"]) == 64
         for key in ("U", "rho", "nu", "Aref", "Lref", "center", "Cd", "Cl", "constant", "winding"):
@@ -193,18 +199,78 @@ def test_headers_differ_in_case_and_blanks(layout, tmp_path):
         drivaerml.read_run(tmp_path, 1)
 
 
-def test_parts_of_a_volume_ask_to_be_joined(layout, tmp_path):
-    shutil.copytree(layout / "run_1", tmp_path / "run_1")
-    (tmp_path / "run_1" / "volume_1.vtu").rename(tmp_path / "run_1" / "volume_1.vtu.00.part")
-    with pytest.raises(
-        InputError, match=r"1 parts of it only. Join them in .*: cat volume_1.vtu.\*.part > volume_1.vtu"
-    ):
-        drivaerml.read_run(tmp_path, 1, volume=True)
+# The volume in blocks
 
 
-def test_volume_reader_takes_cell_data(layout):
-    cells, fields = read_volume(layout / "run_1" / "volume_1.vtu", DRIVAERML)
-    assert len(cells) == len(fields["pressure"]) == len(fields["velocity"]) > 3000
+def write_vtu(path, mode, compressor, header):
+    """A synthetic volume as VTK itself writes it, and what is in it."""
+    body = make_body(0, 1, 200, volume=True)
+    padded = np.insert(body.volume.connectivity, body.volume.offsets[:-1], 8)
+    grid = pyvista.UnstructuredGrid(padded, np.full(len(body.volume), 12), body.volume.points)
+    grid.point_data["p"] = np.zeros(grid.n_points, np.float32)  # the same name on points is not taken
+    grid.cell_data.update({"U": body.volume_velocity, "p": body.volume_pressure})
+    writer = vtkIOXML.vtkXMLUnstructuredGridWriter(file_name=str(path))
+    writer.SetInputData(grid)
+    writer.SetDataModeToBinary() if mode == "inline" else writer.SetDataModeToAppended()
+    writer.SetEncodeAppendedData(mode == "appended base64")
+    getattr(writer, f"SetCompressorTypeTo{compressor}")()
+    getattr(writer, f"SetHeaderTypeToUInt{header}")()
+    writer.SetBlockSize(1024)
+    assert writer.Write()
+    return body
+
+
+@pytest.mark.parametrize("mode", ["inline", "appended raw", "appended base64"])
+@pytest.mark.parametrize("compressor", ["None", "ZLib", "LZ4"])
+def test_ranges_of_rows_are_read_from_every_encoding(mode, compressor, tmp_path):
+    for header in (32, 64):
+        body = write_vtu(tmp_path / "v.vtu", mode, compressor, header)
+        file, mesh = VtuFile([tmp_path / "v.vtu"]), body.volume
+        expected = {("CellData", "U"): body.volume_velocity, ("CellData", "p"): body.volume_pressure}
+        expected |= {("Points", "Points"): mesh.points, ("Cells", "connectivity"): mesh.connectivity}
+        for key, values in expected.items():
+            for first, last in ((0, len(values)), (7, 8), (100, 701), (len(values) - 3, len(values)), (5, 5)):
+                np.testing.assert_array_equal(file.read(*key, first, last), values[first:last], err_msg=str(key))
+
+
+def test_blocks_and_parts_of_a_volume_are_the_whole(tmp_path):
+    body = write_vtu(tmp_path / "v.vtu", "inline", "None", 64)
+    corners, data = triangles(body.mesh), (tmp_path / "v.vtu").read_bytes()
+    parts = [tmp_path / f"volume_1.vtu.{k:02d}.part" for k in range(3)]
+    for part, piece in zip(parts, (data[:5000], data[5000:60001], data[60001:])):
+        part.write_bytes(piece)
+    assert drivaerml.volume_files(tmp_path, 1) == parts
+    whole = volume_arrays(body.volume, body.volume_velocity, body.volume_pressure, corners, file="body")
+    found = VolumeCells(parts, OPENFOAM, corners, block=333).arrays()
+    assert set(found) == set(whole)
+    for name, values in whole.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    parts[1].unlink()
+    with pytest.raises(InputError, match="volume_1.vtu: parts 00 02 only"):
+        drivaerml.volume_files(tmp_path, 1)
+    with pytest.raises(InputError, match="v.vtu, variable q: not in the file; cell arrays are: U p"):
+        VolumeCells([tmp_path / "v.vtu"], {"velocity": "U", "pressure": "q"}, corners).arrays()
+
+
+def test_a_volume_passes_through_block_by_block(tmp_path, monkeypatch):
+    """Written over several shard files; no read is larger than a block or the points."""
+    body = make_body(0, 1, 1000, volume=True)
+    write_hexahedra(tmp_path / "v.vtu", body.volume, {"U": body.volume_velocity, "p": body.volume_pressure})
+    monkeypatch.setattr(writing, "CHUNK_ROWS", 64)
+    volume, asked, read = VolumeCells([tmp_path / "v.vtu"], OPENFOAM, triangles(body.mesh), block=200), [], _Joined.read
+    monkeypatch.setattr(_Joined, "read", lambda self, at, count: asked.append(count) or read(self, at, count))
+    surface = surface_arrays(cube(), np.zeros(6), np.zeros((6, 3)), file="cube")[0]
+    splits = {"train": ["a"], "valid": [], "test": []}
+    write_archive(tmp_path / "a.zarr", [Run("a", surface, volume)], splits, seed=1)
+    assert max(asked) <= 4 / 3 * body.volume.points.nbytes + 100 < (tmp_path / "v.vtu").stat().st_size / 5
+    assert len(list((tmp_path / "a.zarr/runs/a/volume/sdf/c").iterdir())) == -(-len(body.volume) // (64 * 64)) > 1
+    reader = AeroReader(tmp_path / "a.zarr")
+    order = reader.read("a/volume", "cell_id")
+    assert sorted(order) == list(range(len(body.volume)))
+    np.testing.assert_array_equal(reader.read("a/volume", "velocity"), body.volume_velocity[order])
+    np.testing.assert_allclose(
+        reader.mean["volume/velocity"], body.volume_velocity.mean(axis=0, dtype=np.float64), rtol=1e-9, atol=1e-9
+    )
 
 
 # Splits
@@ -377,6 +443,30 @@ def test_bad_input_leaves_a_message_status_2_and_nothing_else(layout, tmp_path, 
     assert "body.vtp, variable q: not in the file; cell arrays are: nut p U" in message
     message = refuse(capsys, out, *ahmed, "--pressure", "nut")
     assert "variable Cd: the cells integrate to 0.04016, but 0.30098 is stated" in message
+
+
+def test_a_build_goes_on_past_broken_runs_and_where_it_stopped(layout, tmp_path, capsys):
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(layout, source)
+    cut(source / "run_2" / "boundary_2.vtp")
+    (source / "run_3" / "geo_ref_3.csv").unlink()
+    command = ["--drivaerml", str(source), "--train", "1", "2", "3", "--force-tolerance", "1"]
+    assert build.main([*command, "--out", str(out / "a.zarr")]) == 2
+    told, error = capsys.readouterr()
+    assert "run_2: broken" in told and "1/3 run_1" in told
+    assert "2 runs are broken" in error and "boundary_2.vtp: cut short" in error and "geo_ref_3.csv: no such" in error
+    assert not (out / "a.zarr").exists()
+    assert build.main([*command, "--seed", "5", "--out", str(out / "a.zarr")]) == 2
+    assert "holds a build with other options" in capsys.readouterr().err
+    shutil.copy(layout / "run_2" / "boundary_2.vtp", source / "run_2")
+    more = ["--leave-out-broken", "--workers", "2"]
+    assert build.main([*command, *more, "--out", str(out / "a.zarr")]) == 0
+    assert "1 runs are complete" in capsys.readouterr().out
+    assert [path.name for path in out.iterdir()] == ["a.zarr"]
+    reader, manifest = AeroReader(out / "a.zarr"), json.loads((out / "a.zarr/manifest.json").read_text())
+    assert reader.splits["train"] == reader.runs == list(manifest["runs"]) == ["run_1", "run_2"]
+    assert list(manifest["left_out"]) == ["run_3"] and manifest["runs"]["run_2"]["split"] == "train"
+    assert len(manifest["runs"]["run_2"]["sources"]["boundary_2.vtp"]) == 64
 
 
 def test_command_ends_with_status_2(tmp_path):

@@ -2,138 +2,23 @@
 
     runs/<run_id>/surface   position (n, 3) m, normal (n, 3) unit outward, area (n,) m2, pressure (n,) m2/s2,
                             shear (n, 3) m2/s2 (OpenFOAM sign), cell_id (n,) row of the source file, heldout (n,) bool
-    runs/<run_id>/volume    position (n, 3) m, velocity (n, 3) m/s, pressure (n,) m2/s2, sdf (n,) m distance to the
-                            surface, cell_id (n,), heldout (n,)                                   (where built with it)
+    runs/<run_id>/volume    position (n, 3) m, velocity (n, 3) m/s, pressure (n,) m2/s2, sdf (n,) m signed distance to
+                            the surface, direction (n, 3) unit, along which it grows, cell_id (n,), heldout (n,)
 
-``heldout`` exists only in archives that hold cells of one run back. Attributes of a run: U m/s, rho kg/m3, nu m2/s,
-Aref m2, Lref m, center m (of moments), winding of the source file, sources with sha256, Cd and Cl where known.
-Attributes of the root: splits by run id, mean and std per "surface/pressure" or "volume/velocity" from training rows
-only, statistics_hash. This module imports zarr and numpy alone: training needs nothing else.
+The volume is there where it was asked for, ``heldout`` only in archives that hold cells of one run back. docs/data_aero
+says all of it; data.aero.writing writes it. This module imports zarr and numpy alone: training needs nothing else.
 """
 
-import hashlib
-import json
 import math
 import os
-import shutil
-import tempfile
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import zarr
 from zarr.storage import LocalStore, WrapperStore
 
 from core.errors import InputError
-from data.aero.splits import check_splits
 
-CHUNK_ROWS = 65536
-STATISTICS = {"surface": ("position", "pressure", "shear"), "volume": ("position", "velocity", "pressure", "sdf")}
-REQUIRED = {
-    "surface": ("position", "normal", "area", "pressure", "shear", "cell_id"),
-    "volume": ("position", "velocity", "pressure", "sdf", "cell_id"),
-}
 FORMAT = "shardfield-aero-1"
-
-
-@dataclass
-class Run:
-    """One geometry with its flow: arrays of equal row count in ``surface`` and ``volume``, and its attributes."""
-
-    id: str
-    surface: dict
-    volume: dict | None = None
-    attrs: dict = field(default_factory=dict)
-
-
-def write_archive(path, runs, splits, *, seed=0, holdout=None, attrs=None):
-    """Write ``runs`` (an iterable of Run, taken one at a time) to ``path``, whole or not at all. Returns the path.
-
-    splits: {"train": ids, "valid": ids, "test": ids}, disjoint, of runs that come. holdout: None, or a function
-    (run id, group name, position) -> bool (n,), True for rows kept out of training and statistics
-    (data.aero.splits.hold_out). attrs: more root attributes. Rows are permuted by a generator seeded with seed and
-    run id. Raises InputError for a ``path`` that exists, splits that overlap, and arrays of unequal length.
-    """
-    path = Path(path)
-    if path.exists():
-        raise InputError("already exists", file=path, remedy="Remove it or choose another --out")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        root = zarr.open_group(temporary, mode="w")
-        moments, written = {}, []
-        for run in runs:
-            _write_run(root, run, seed, holdout, moments if run.id in splits["train"] else None)
-            written.append(run.id)
-        check_splits(splits, written)
-        root.attrs.update(
-            {"format": FORMAT, "seed": seed, "runs": written, "splits": splits}
-            | _finish_statistics(moments, splits["train"])
-            | (attrs or {})
-        )
-        os.chmod(temporary, 0o755)
-        os.replace(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return path
-
-
-def _write_run(root, run, seed, holdout, moments):
-    target = root.create_group(f"runs/{run.id}")
-    target.attrs.update(run.attrs)
-    for kind, arrays in (("surface", run.surface), ("volume", run.volume)):
-        if arrays is None:
-            continue
-        arrays = dict(arrays)
-        _check_arrays(run.id, kind, arrays)
-        if holdout is not None:
-            arrays["heldout"] = holdout(run.id, kind, arrays["position"])
-        rows = len(arrays["position"])
-        order = np.random.default_rng([seed, *run.id.encode(), *kind.encode()]).permutation(rows)
-        group = target.create_group(kind)
-        for name, values in arrays.items():
-            _write_array(group, name, values[order])
-        if moments is not None:
-            keep = ~arrays["heldout"] if "heldout" in arrays else slice(None)
-            for name in STATISTICS[kind]:
-                _add_moments(moments, f"{kind}/{name}", arrays[name][keep])
-
-
-def _check_arrays(run, kind, arrays):
-    rows = len(arrays["position"])
-    for name in REQUIRED[kind]:
-        if name not in arrays or len(arrays[name]) != rows or rows == 0:
-            found = len(arrays[name]) if name in arrays else "none"
-            raise InputError(
-                f"{found} rows where position has {rows}",
-                file=run,
-                variable=f"{kind}/{name}",
-                remedy="Every array of a group has one row a cell",
-            )
-
-
-def _write_array(group, name, values):
-    """Chunks of rows, at least 32 of them so that small runs can be cut over ranks too, in few shard files.
-
-    No compression: in random row order float32 values do not compress, and plain bytes read fastest. Zeros are written
-    like all values, so that the length of every file is known and one that is missing is not read as zeros.
-    """
-    dtype = values.dtype if values.dtype in (np.int64, np.bool_) else np.float32
-    rows = min(CHUNK_ROWS, max(1, -(-len(values) // 32)))
-    per_shard = rows * min(64, -(-len(values) // rows))
-    rest = values.shape[1:]
-    array = group.create_array(
-        name,
-        shape=values.shape,
-        dtype=dtype,
-        chunks=(rows, *rest),
-        shards=(per_shard, *rest),
-        compressors=None,
-        config={"write_empty_chunks": True},
-    )
-    for start in range(0, len(values), per_shard):
-        array[start : start + per_shard] = values[start : start + per_shard].astype(dtype)
 
 
 def _files(array):
@@ -145,26 +30,6 @@ def _files(array):
         chunks = -(-min(per_shard, array.shape[0] - start) // rows)
         name = os.path.join("c", str(number), *("0" for _ in array.shape[1:]))
         yield name, chunks * rows * width + per_shard // rows * 16 + 4
-
-
-def _add_moments(moments, name, values):
-    """Merge count, mean and sum of squared deviations of one more block (Chan's update: no cancellation)."""
-    values = values.astype(np.float64)
-    n, mean = len(values), values.mean(axis=0)
-    square = ((values - mean) ** 2).sum(axis=0)
-    if name in moments:
-        n0, mean0, square0 = moments[name]
-        shift = mean - mean0
-        square = square0 + square + shift**2 * n0 * n / (n0 + n)
-        mean, n = mean0 + shift * n / (n0 + n), n0 + n
-    moments[name] = n, mean, square
-
-
-def _finish_statistics(moments, train):
-    mean = {name: np.asarray(m).tolist() for name, (_, m, _) in moments.items()}
-    std = {name: np.sqrt(s / n).tolist() for name, (n, _, s) in moments.items()}
-    text = json.dumps([mean, std, sorted(train)], sort_keys=True)
-    return {"mean": mean, "std": std, "statistics_hash": hashlib.sha256(text.encode()).hexdigest()}
 
 
 class CountingStore(WrapperStore):

@@ -6,22 +6,25 @@
     --run ahmed25 --holdout-cells 0.2             one run, a part of its cells held back (interpolation)
 
 Each run is checked (lengths, finite values, closed surface), and its fields must integrate to the stated forces,
-before it is stored. Bad input ends with a message, exit status 2, and no output.
+before it is stored. Bad input ends with a message, exit status 2, and no archive; runs that are complete by then wait
+in a hidden folder beside it, where the same command goes on.
 """
 
 import argparse
+import json
 import math
+import shutil
 import sys
 import time
 from pathlib import Path
 
 from core.errors import InputError
 from data.aero import drivaerml, plain
-from data.aero.archive import write_archive
 from data.aero.loads import force_sums, load_coefficients
 from data.aero.splits import OFFICIAL, check_splits, hold_out, official_split
 from data.aero.synthetic import synthetic_run, synthetic_splits
 from data.aero.vtk_files import DRIVAERML, OPENFOAM
+from data.aero.writing import Workplace, refuse_existing
 
 
 def parser():
@@ -45,6 +48,8 @@ def parser():
     p.add_argument("--runs", type=int, default=12, help="synthetic bodies")
     p.add_argument("--cells", type=int, default=4000, help="surface cells of a synthetic body, about")
     p.add_argument("--force-tolerance", type=float, default=0.01, help="largest error of Cd and Cl from the cells")
+    p.add_argument("--workers", type=int, default=1, help="processes that read runs, by dask (default %(default)s)")
+    p.add_argument("--leave-out-broken", action="store_true", help="end without the runs that cannot be read")
     for name in ("pressure", "shear", "velocity"):
         p.add_argument(f"--{name}", metavar="ARRAY", help=f"name of the {name} array in the files")
     return p
@@ -62,37 +67,123 @@ def main(argv=None):
 
 
 def build(args):
-    """Write the archive that the parsed command line asks for."""
-    available, read = _source(args)
+    """Write the archive that the parsed command line asks for.
+
+    Runs are written one by one, each whole, to a hidden folder beside the archive; a build that was stopped goes on
+    there. A run that is missing or broken is named and the others go on; only then the build fails, or, with
+    --leave-out-broken, ends without it.
+    """
+    path, available = refuse_existing(args.out), _available(args)
     splits = _splits(args, list(available))
     check_splits(splits, available)
-    wanted = {run for ids in splits.values() for run in ids}
-    chosen = {run: key for run, key in available.items() if run in wanted}
+    wanted = list(dict.fromkeys(run for ids in splits.values() for run in ids))
     print(", ".join(f"{name} {len(ids)}" for name, ids in splits.items()), f"of {len(available)} runs", flush=True)
-    attrs, holdout = {"source": args.drivaerml or args.run or f"synthetic bodies, seed {args.seed}"}, None
+    folder = path.with_name(f".{path.name}.building")
+    _begin(folder, args)
+    here = set(_workplace(args, folder).runs())
+    if here & set(wanted):
+        print(f"going on in {folder}, where {len(here & set(wanted))} runs are complete", flush=True)
+    jobs = [(run, available[run]) for run in available if run in wanted and run not in here]
+    broken = {run: problem for run, problem in _all(args, folder, jobs, len(wanted)) if problem}
+    _finish(args, path, folder, list(available), splits, broken)
+    print(f"wrote {path}")
+
+
+def _begin(folder, args):
+    """Make the folder of a build, or go on in it, if it was begun with the same options."""
+    told = {name: value for name, value in vars(args).items() if name not in ("workers", "leave_out_broken", "out")}
+    told = {name: value for name, value in told.items() if name not in ("train", "valid", "test", "split", "partial")}
+    note = folder / "options.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "runs").mkdir(exist_ok=True)
+    if note.exists() and json.loads(note.read_text()) != told:
+        raise InputError("holds a build with other options", file=folder, remedy="Repeat those, or remove the folder")
+    note.write_text(json.dumps(told))
+
+
+def _workplace(args, folder):
+    holdout = None
     if args.holdout_cells is not None:
         holdout = hold_out(args.holdout_cells, args.holdout_by, args.seed)
+    return Workplace(folder, args.seed, holdout)
+
+
+def _all(args, folder, jobs, count):
+    """(run, None or what is wrong with it) of all jobs (run, key), over --workers processes."""
+    if args.workers == 1:
+        return [_one(args, folder, count, *job) for job in jobs]
+    import dask
+
+    tasks = [dask.delayed(_one)(args, folder, count, *job) for job in jobs]
+    return dask.compute(*tasks, scheduler="processes", num_workers=args.workers)
+
+
+def _one(args, folder, count, run_id, key):
+    """Read, check and write one run, with a line on what came in and how its forces compare."""
+    start, work = time.perf_counter(), _workplace(args, folder)
+    try:
+        run = _read(args, key)
+        # A coarse synthetic mesh is a choice, not a fault.
+        _compare_forces(run, math.inf if args.synthetic else args.force_tolerance)
+        rows = work.write(run)
+    except InputError as error:
+        print(f"{run_id}: broken: {error}", flush=True)
+        return run_id, str(error)
+    rate = rows / max(time.perf_counter() - start, 1e-9)
+    stated = f"{run.attrs['Cd']:.5f}" if "Cd" in run.attrs else "unknown"
+    print(
+        f"{len(work.runs())}/{count} {run_id}: {rows:,} cells, {rate:,.0f} cells/s, winding {run.attrs['winding']}, "
+        f"Cd {run.attrs['Cd_cells']:.5f} from its cells ({stated} stated)",
+        flush=True,
+    )
+    return run_id, None
+
+
+def _finish(args, path, folder, order, splits, broken):
+    work = _workplace(args, folder)
+    if broken and not (args.leave_out_broken and work.runs()):
+        told = "; ".join(broken.values())
+        if not work.runs():
+            shutil.rmtree(folder)
+            raise InputError(told)
+        raise InputError(
+            f"{len(broken)} runs are broken: {told}",
+            file=path,
+            remedy="Mend them and run the same command, which goes on, or add --leave-out-broken",
+        )
+    splits = {name: [run for run in ids if run not in broken] for name, ids in splits.items()}
+    wanted = {run for ids in splits.values() for run in ids}
+    runs = [run for run in order if run in wanted and run in work.runs()]
+    check_splits(splits, runs)
+    attrs = {"source": args.drivaerml or args.run or f"synthetic bodies, seed {args.seed}", "left_out": broken}
+    if args.holdout_cells is not None:
         attrs["holdout"] = dict(label="interpolation", share=args.holdout_cells, by=args.holdout_by)
-    # A coarse synthetic mesh is a choice, not a fault.
-    runs = _with_progress(chosen, read, math.inf if args.synthetic else args.force_tolerance)
-    write_archive(args.out, runs, splits, seed=args.seed, holdout=holdout, attrs=attrs)
-    print(f"wrote {args.out}")
+    for run in set(work.runs()) - set(runs):
+        shutil.rmtree(folder / "runs" / run)
+    (folder / "options.json").unlink()
+    work.finish(path, runs, splits, attrs)
 
 
-def _source(args):
-    """({run id: its key}, function of the key that reads the run)."""
-    given = {name: getattr(args, name) for name in ("pressure", "shear", "velocity") if getattr(args, name)}
+def _available(args):
+    """{run id: key that ``_read`` knows it by}."""
     if args.synthetic:
-        numbers = {f"run_{i}": i for i in range(1, args.runs + 1)}
-        return numbers, lambda i: synthetic_run(args.seed, i, args.cells, args.volume)
+        return {f"run_{i}": i for i in range(1, args.runs + 1)}
     if args.drivaerml:
-        numbers = {f"run_{i}": i for i in drivaerml.run_numbers(args.drivaerml)}
-        names = DRIVAERML | given
-        return numbers, lambda i: drivaerml.read_run(args.drivaerml, i, volume=args.volume, names=names)
+        return {f"run_{i}": i for i in drivaerml.run_numbers(args.drivaerml)}
     folders = {Path(folder).resolve().name: folder for folder in args.run}
     if len(folders) < len(args.run):
         raise InputError("two folders of one name", variable="run", remedy="Rename one: the name is the run id")
-    return folders, lambda folder: plain.read_run(folder, volume=args.volume, names=OPENFOAM | given)
+    return folders
+
+
+def _read(args, key):
+    """The Run of a key of ``_available``."""
+    given = {name: getattr(args, name) for name in ("pressure", "shear", "velocity") if getattr(args, name)}
+    if args.synthetic:
+        return synthetic_run(args.seed, key, args.cells, args.volume)
+    if args.drivaerml:
+        return drivaerml.read_run(args.drivaerml, key, volume=args.volume, names=DRIVAERML | given)
+    return plain.read_run(key, volume=args.volume, names=OPENFOAM | given)
 
 
 def _splits(args, available):
@@ -119,23 +210,6 @@ def _splits(args, available):
 
 def _run_id(text, available):
     return f"run_{text}" if text not in available and text.isdecimal() else text
-
-
-def _with_progress(chosen, read, tolerance):
-    """Runs one by one, each with a line on what came in and how its forces compare."""
-    for number, (run_id, key) in enumerate(chosen.items(), 1):
-        start = time.perf_counter()
-        run = read(key)
-        _compare_forces(run, tolerance)
-        rows = len(run.surface["area"]) + (len(run.volume["sdf"]) if run.volume else 0)
-        rate = rows / max(time.perf_counter() - start, 1e-9)
-        stated = f"{run.attrs['Cd']:.5f}" if "Cd" in run.attrs else "unknown"
-        print(
-            f"{number}/{len(chosen)} {run_id}: {rows:,} cells, {rate:,.0f} cells/s, winding {run.attrs['winding']}, "
-            f"Cd {run.attrs['Cd_cells']:.5f} from its cells ({stated} stated)",
-            flush=True,
-        )
-        yield run
 
 
 def _compare_forces(run, tolerance):

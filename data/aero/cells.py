@@ -3,7 +3,8 @@
 import numpy as np
 
 from core.errors import InputError
-from data.aero.geometry import area_vectors, distance_to_surface, signed_volume, vertex_mean
+from data.aero.distance import NearestSurface
+from data.aero.geometry import area_vectors, signed_volume, vertex_mean
 
 OPEN_LIMIT = 0.1
 
@@ -16,8 +17,8 @@ def surface_arrays(mesh, pressure, shear, *, file):
     outward. open_share is |sum S| / sum |S|, 0 for a closed surface of one winding: a constant pressure then has no
     force. Raises InputError for wrong row counts, values that are not finite, cells without area, open surfaces.
     """
-    _check(pressure, (len(mesh),), file, "pressure")
-    _check(shear, (len(mesh), 3), file, "wall shear stress")
+    check_values(pressure, (len(mesh),), file, "pressure")
+    check_values(shear, (len(mesh), 3), file, "wall shear stress")
     vectors, position = area_vectors(mesh)
     area = np.linalg.norm(vectors, axis=1)
     empty = np.flatnonzero(~(area > 0))
@@ -49,20 +50,25 @@ def surface_arrays(mesh, pressure, shear, *, file):
 
 
 def volume_arrays(mesh, velocity, pressure, corners, *, file):
-    """Arrays of the volume group: cell centres (mean of the vertices), flow, distance to the triangles ``corners``."""
-    _check(velocity, (len(mesh), 3), file, "velocity")
-    _check(pressure, (len(mesh),), file, "pressure")
+    """Arrays of the volume group: cell centres (mean of the vertices), flow, and the nearest of triangles ``corners``.
+
+    data.aero.volume does the same block by block for files."""
+    check_values(velocity, (len(mesh), 3), file, "velocity")
+    check_values(pressure, (len(mesh),), file, "pressure")
     position = vertex_mean(mesh)
+    sdf, direction = NearestSurface(corners).query(position)
     return dict(
         position=position,
         velocity=velocity,
         pressure=pressure,
-        sdf=distance_to_surface(position, corners),
+        sdf=sdf,
+        direction=direction,
         cell_id=np.arange(len(mesh), dtype=np.int64),
     )
 
 
-def _check(values, shape, file, variable):
+def check_values(values, shape, file, variable, first=0):
+    """InputError unless ``values`` have the shape and are finite; ``first``: of the first cell, for the words."""
     if values.shape != shape:
         raise InputError(
             f"shape {values.shape}, but the mesh needs {shape}",
@@ -70,14 +76,15 @@ def _check(values, shape, file, variable):
             variable=variable,
             remedy="Export one value a cell of this mesh",
         )
-    refuse_not_finite(values, file, variable)
+    refuse_not_finite(values, file, variable, first)
 
 
-def refuse_not_finite(values, file, variable):
+def refuse_not_finite(values, file, variable, first=0):
+    """InputError naming the first cell, counted from ``first``, whose values are not finite."""
     bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if len(bad):
         raise InputError(
-            f"{len(bad)} cells are not finite, the first is cell {bad[0]}",
+            f"{len(bad)} cells are not finite, the first is cell {bad[0] + first}",
             file=file,
             variable=variable,
             remedy="Export a converged field, or leave this run out",

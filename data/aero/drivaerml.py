@@ -8,10 +8,11 @@ one for all (2.17 m2). Both are kept and never mixed: the run's own in Aref, Lre
 from pathlib import Path
 
 from core.errors import InputError
-from data.aero.archive import Run
-from data.aero.cells import surface_arrays, volume_arrays
+from data.aero.cells import surface_arrays
 from data.aero.files import number, read_row, require, sha256, vector
-from data.aero.vtk_files import DRIVAERML, read_stl, read_surface, read_volume
+from data.aero.volume import VolumeCells
+from data.aero.vtk_files import DRIVAERML, read_stl, read_surface
+from data.aero.writing import Run
 
 U, RHO, NU = 38.889, 1.0, 1.507e-5
 COEFFICIENTS = ("Cd", "Cl", "Clf", "Clr", "Cs")
@@ -46,24 +47,23 @@ def read_run(root, i, *, volume=False, names=DRIVAERML):
     surface, facts = surface_arrays(mesh, fields["pressure"], fields["shear"], file=boundary)
     sources, arrays = [boundary, *tables], None
     if volume:
-        inside, stl = _volume_file(folder, i), require(folder / f"drivaer_{i}.stl")
-        cells, flow = read_volume(inside, names)
-        arrays = volume_arrays(cells, flow["velocity"], flow["pressure"], read_stl(stl), file=inside)
-        sources += [inside, stl]
+        inside, stl = volume_files(folder, i), require(folder / f"drivaer_{i}.stl")
+        arrays = VolumeCells(inside, names, read_stl(stl))
+        sources += [*inside, stl]
     attrs |= facts | {"sources": {path.name: sha256(path) for path in sources}}
     return Run(f"run_{i}", surface, arrays, attrs)
 
 
-def _volume_file(folder, i):
-    whole = folder / f"volume_{i}.vtu"
-    parts = sorted(folder.glob(f"{whole.name}.*.part"))
-    if parts and not whole.is_file():
-        raise InputError(
-            f"found {len(parts)} parts of it only",
-            file=whole,
-            remedy=f"Join them in {folder}: cat {whole.name}.*.part > {whole.name}",
-        )
-    return require(whole)
+def volume_files(folder, i):
+    """The volume file of a run as a list: whole, or the parts that the public store cuts it into, in their order."""
+    whole = Path(folder) / f"volume_{i}.vtu"
+    parts = sorted(whole.parent.glob(f"{whole.name}.*.part"))
+    numbers = [part.name.removeprefix(f"{whole.name}.").removesuffix(".part") for part in parts]
+    if whole.is_file() or not parts:
+        return [require(whole)]
+    if numbers != [f"{k:02d}" for k in range(len(parts))]:
+        raise InputError(f"parts {' '.join(numbers)} only", file=whole, remedy="Fetch the others: they begin at 00")
+    return parts
 
 
 def _reference(geometry, forces, own):

@@ -1,4 +1,4 @@
-"""Surfaces made of arbitrary polygons: area vectors, centres, volume and distances, in double precision.
+"""Surfaces made of arbitrary polygons: area vectors, centres and volume, in double precision.
 
 A surface is ``points`` (p, 3), ``connectivity`` (point numbers of all polygons, one after the other) and ``offsets``
 (n + 1), as VTK stores them. A polygon need not be flat: its area vector is that of the fan around its mean point,
@@ -88,58 +88,3 @@ def triangles(mesh):
     rest = ~simple[owner]
     centre = mean[owner[rest]]
     return np.concatenate([direct, np.stack([centre, centre + a[rest], centre + b[rest]], axis=1)])
-
-
-def distance_to_surface(points, corners, *, candidates=16):
-    """Distance (n,) fp64 from points (n, 3) to the triangles ``corners`` (t, 3, 3); positive on both sides.
-
-    Long triangles are first cut until no edge exceeds 1 % of the surface's diagonal; of the pieces, the
-    ``candidates`` with the nearest centres are measured exactly. A nearer piece can be missed only where more than
-    that many centres crowd within one piece's radius, so the error stays below that radius, 0.7 % of the diagonal.
-    """
-    from scipy.spatial import cKDTree
-
-    diagonal = np.linalg.norm(np.ptp(corners.reshape(-1, 3), axis=0))
-    pieces = _refine(np.asarray(corners, dtype=np.float64), 0.01 * diagonal)
-    tree = cKDTree(pieces.mean(axis=1))
-    found = np.empty(len(points))
-    for start in range(0, len(points), 65536):
-        block = np.asarray(points[start : start + 65536], dtype=np.float64)
-        _, near = tree.query(block, k=min(candidates, len(pieces)))
-        near = near.reshape(len(block), -1)
-        found[start : start + 65536] = np.min([_to_triangle(block, pieces[k]) for k in near.T], axis=0)
-    return found
-
-
-def _refine(corners, longest):
-    """Halve the longest edge of every triangle until none is longer than ``longest``."""
-    done = []
-    while len(corners):
-        edges = np.linalg.norm(np.roll(corners, -1, axis=1) - corners, axis=2)
-        long = edges.max(axis=1) > longest
-        done.append(corners[~long])
-        corners, first = corners[long], edges[long].argmax(axis=1)
-        rows = np.arange(len(corners))
-        a, b, c = (corners[rows, (first + k) % 3] for k in range(3))
-        middle = (a + b) / 2
-        corners = np.concatenate([np.stack([a, middle, c], 1), np.stack([middle, b, c], 1)])
-    return np.concatenate(done)
-
-
-def _to_triangle(points, corners):
-    """Distance of each point (n, 3) to its own triangle (n, 3, 3)."""
-    a, b, c = corners[:, 0], corners[:, 1], corners[:, 2]
-    edges = [_to_segment(points, u, v) for u, v in ((a, b), (b, c), (c, a))]
-    normal = np.cross(b - a, c - a)
-    size = np.linalg.norm(normal, axis=1)
-    normal /= np.where(size, size, 1)[:, None]
-    sides = [np.einsum("ij,ij->i", np.cross(v - u, points - u), normal) >= 0 for u, v in ((a, b), (b, c), (c, a))]
-    above = np.abs(np.einsum("ij,ij->i", points - a, normal))
-    return np.where(np.all(sides, axis=0) & (size > 0), above, np.min(edges, axis=0))
-
-
-def _to_segment(points, a, b):
-    along = b - a
-    length = np.einsum("ij,ij->i", along, along)
-    t = np.einsum("ij,ij->i", points - a, along) / np.where(length, length, 1)
-    return np.linalg.norm(points - a - np.clip(t, 0, 1)[:, None] * along, axis=1)

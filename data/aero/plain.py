@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from core.errors import InputError
-from data.aero.archive import Run
-from data.aero.cells import surface_arrays, volume_arrays
+from data.aero.cells import surface_arrays
 from data.aero.files import read_coefficients, read_parameters, require, sha256, vector
-from data.aero.vtk_files import OPENFOAM, read_stl, read_surface, read_volume
+from data.aero.volume import VolumeCells
+from data.aero.vtk_files import OPENFOAM, read_stl, read_surface
+from data.aero.writing import Run
 
 
 def read_run(directory, *, volume=False, names=OPENFOAM):
@@ -36,8 +37,7 @@ def read_run(directory, *, volume=False, names=OPENFOAM):
         inside = _either(directory, "internal.vtu") or require(directory / "internal.vtu")
         stl = require(directory / "body.stl", "The volume needs it for distances to the surface")
         sources += [inside, stl]
-        cells, flow = read_volume(inside, names)
-        arrays = volume_arrays(cells, flow["velocity"], flow["pressure"], read_stl(stl), file=inside)
+        arrays = VolumeCells([inside], names, read_stl(stl))
     attrs |= facts | {"sources": {path.name: sha256(path) for path in sources}}
     return Run(directory.resolve().name, surface, arrays, attrs)
 

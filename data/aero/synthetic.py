@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from data.aero.archive import Run, write_archive
 from data.aero.cells import surface_arrays, volume_arrays
 from data.aero.geometry import area_vectors, triangles, vertex_mean
 from data.aero.loads import force_sums, load_coefficients
 from data.aero.synthetic_mesh import surface_mesh, volume_mesh
+from data.aero.writing import Run, write_archive
 
 U, RHO, NU = 38.889, 1.0, 1.507e-5
 POWER = 6

@@ -1,14 +1,10 @@
-"""VTP, VTU (also gzipped) and STL through VTK: native cells, cell data, the winding of the file.
+"""VTP and STL through VTK: native cells, cell data, the winding of the file.
 
 Nothing here is interpolated, re-oriented or triangulated on reading: forces need the polygons that the solver used.
 Only commands that build or export import this module; VTK itself is imported inside the functions.
 """
 
-import gzip
 import os
-import shutil
-import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -45,17 +41,6 @@ def _polygons(data, path):
         )
     polygons = data.GetPolys()
     return _cells(data, polygons.GetConnectivityArray(), polygons.GetOffsetsArray(), path)
-
-
-def read_volume(path, names):
-    """Cells of a VTU file as points and incidence (Polygons), and {"velocity": (n, 3), "pressure": (n,)}, by cell.
-
-    The whole mesh is held in memory (about 60 bytes a cell and its points). Errors as of ``read_surface``.
-    """
-    data = _read(path, [names["velocity"], names["pressure"]])
-    cells = data.GetCells()
-    mesh = _cells(data, cells.GetConnectivityArray(), cells.GetOffsetsArray(), path)
-    return mesh, _fields(data, names, ("velocity", "pressure"))
 
 
 def read_stl(path):
@@ -151,17 +136,17 @@ def _read(path, names):
     """VTK data set with the cell arrays ``names`` and no others."""
     from vtkmodules import vtkIOXML
 
-    with _plain(require(path)) as plain:
-        _check_end(plain, path)
-        kind = "PolyData" if plain.suffix == ".vtp" else "UnstructuredGrid"
-        reader, errors = getattr(vtkIOXML, f"vtkXML{kind}Reader")(file_name=str(plain)), []
-        reader.AddObserver("ErrorEvent", lambda _object, _event: errors.append("error"))
-        reader.UpdateInformation()
-        if errors or reader.GetErrorCode():
-            raise InputError(f"no VTK XML file of kind {kind}", file=path, remedy="Fetch the file again")
-        _select(reader, names, path)
-        reader.Update()
-        data = reader.GetOutput()
+    path = require(path)
+    _check_end(path)
+    kind = "PolyData" if path.suffix == ".vtp" else "UnstructuredGrid"
+    reader, errors = getattr(vtkIOXML, f"vtkXML{kind}Reader")(file_name=str(path)), []
+    reader.AddObserver("ErrorEvent", lambda _object, _event: errors.append("error"))
+    reader.UpdateInformation()
+    if errors or reader.GetErrorCode():
+        raise InputError(f"no VTK XML file of kind {kind}", file=path, remedy="Fetch the file again")
+    _select(reader, names, path)
+    reader.Update()
+    data = reader.GetOutput()
     if errors or reader.GetErrorCode() or not data.GetNumberOfCells():
         raise InputError("damaged, or without cells", file=path, remedy="Fetch the file again")
     for name in names:
@@ -192,25 +177,9 @@ def _select(reader, names, path):
         reader.SetPointArrayStatus(name, False)
 
 
-@contextmanager
-def _plain(path):
-    """The path itself, or of a .gz a temporary plain copy."""
-    if path.suffix != ".gz":
-        yield path
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder) / path.stem
-        try:
-            with gzip.open(path) as source, open(plain, "wb") as target:
-                shutil.copyfileobj(source, target, 1 << 24)
-        except (EOFError, OSError) as error:
-            raise InputError(f"cannot be unpacked ({error})", file=path, remedy="Fetch the file again") from None
-        yield plain
-
-
-def _check_end(plain, path):
-    with open(plain, "rb") as stream:
-        stream.seek(max(0, os.path.getsize(plain) - 64))
+def _check_end(path):
+    with open(path, "rb") as stream:
+        stream.seek(max(0, os.path.getsize(path) - 64))
         if not stream.read().rstrip().endswith(b"</VTKFile>"):
             raise InputError(
                 "cut short or not a VTK XML file: </VTKFile> is not at its end",

@@ -1,0 +1,111 @@
+"""Volume cells in blocks: centres, flow and distances of a few hundred thousand cells at a time.
+
+Only the points of the mesh stay in memory (12 bytes each, 2 GB for a DrivAerML run); incidence and fields are read by
+ranges of cells and forgotten.
+"""
+
+import gzip
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from core.errors import InputError
+from data.aero.cells import check_values
+from data.aero.distance import NearestSurface
+from data.aero.geometry import Polygons, vertex_mean
+from data.aero.vtu import VtuFile
+
+BLOCK = 1 << 18
+NAMES = ("position", "velocity", "pressure", "sdf", "direction", "cell_id")
+
+
+@dataclass
+class VolumeCells:
+    """The volume group of a run (data.aero.archive) to be read in blocks of rows, in the order of the file.
+
+    paths: a VTU file, its parts in order, or one VTU.gz; names: {"velocity": array, "pressure": array} by cell;
+    corners: triangles of the surface; block: rows at a time.
+    """
+
+    paths: list
+    names: dict
+    corners: np.ndarray
+    block: int = BLOCK
+
+    def blocks(self):
+        """Dicts of position (n, 3) m, velocity (n, 3) m/s, pressure (n,) m2/s2, sdf (n,) m, direction (n, 3), cell_id.
+
+        Raises InputError for arrays that are missing or only on points, values that are not finite, and cells of points
+        that do not exist.
+        """
+        with _plain(self.paths) as paths:
+            file = VtuFile(paths)
+            for name in self._wanted():
+                self._check(file, name)
+            surface, points = NearestSurface(self.corners), _points(file)
+            for first in range(0, file.cells, self.block):
+                last = min(first + self.block, file.cells)
+                yield self._block(file, surface, points, first, last)
+
+    def arrays(self):
+        """All blocks as one dict."""
+        parts = list(self.blocks())
+        return {name: np.concatenate([part[name] for part in parts]) for name in NAMES}
+
+    def _wanted(self):
+        return [self.names[key] for key in ("velocity", "pressure")]
+
+    def _check(self, file, name):
+        if name not in file.names("CellData"):
+            where = "only on points" if name in file.names("PointData") else "not in the file"
+            raise InputError(
+                f"{where}; cell arrays are: {' '.join(file.names('CellData')) or 'none'}",
+                file=self.paths[0],
+                variable=name,
+                remedy="Export cell data, or name the array with --pressure, --velocity",
+            )
+
+    def _block(self, file, surface, points, first, last):
+        velocity, pressure = (file.read("CellData", name, first, last) for name in self._wanted())
+        check_values(velocity, (last - first, 3), self.paths[0], self.names["velocity"], first)
+        check_values(pressure, (last - first,), self.paths[0], self.names["pressure"], first)
+        before = int(file.read("Cells", "offsets", first - 1, first)[0]) if first else 0
+        offsets = np.append(before, file.read("Cells", "offsets", first, last)).astype(np.int64)
+        if not np.all(np.diff(offsets) > 0):
+            raise InputError("cells without points", file=self.paths[0], variable="offsets", remedy="Export it again")
+        connectivity = file.read("Cells", "connectivity", before, int(offsets[-1]))
+        if connectivity.min() < 0 or connectivity.max() >= len(points):
+            raise InputError("cells name points that do not exist", file=self.paths[0], remedy="Fetch the file again")
+        position = vertex_mean(Polygons(points, connectivity, offsets - before))
+        sdf, direction = surface.query(position)
+        found = position, velocity, pressure, sdf, direction, np.arange(first, last, dtype=np.int64)
+        return dict(zip(NAMES, found))
+
+
+def _points(file):
+    """All points of the mesh, float32, filled a range at a time."""
+    found = np.empty((file.points, 3), np.float32)
+    for first in range(0, file.points, BLOCK):
+        last = min(first + BLOCK, file.points)
+        found[first:last] = file.read("Points", file.names("Points")[0], first, last)
+    return found
+
+
+@contextmanager
+def _plain(paths):
+    """The paths themselves, or of one .gz a temporary plain copy: gzip has no ranges."""
+    if Path(paths[0]).suffix != ".gz":
+        yield paths
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / Path(paths[0]).stem
+        try:
+            with gzip.open(paths[0]) as source, open(plain, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 24)
+        except (EOFError, OSError) as error:
+            raise InputError(f"cannot be unpacked ({error})", file=paths[0], remedy="Fetch the file again") from None
+        yield [plain]
