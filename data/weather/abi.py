@@ -65,6 +65,7 @@ class AbiFile:
     satellite: str
     time: np.datetime64
     channels: tuple[str, ...]
+    packing: dict  # {channel: (scale, offset)} of the counts
 
 
 def _variables(dataset, path):
@@ -84,9 +85,11 @@ def _variables(dataset, path):
 def scan_abi(path):
     """The `AbiFile` of an ABI level 2 file. Raises `InputError` for a file that is none."""
     with opened(path) as dataset:
-        channels = tuple(_variables(dataset, path))
+        known = _variables(dataset, path)
+        packing = {c: dataset[name].attrs for c, (name, _) in known.items()}
+        packing = {c: (float(a.get("scale_factor", 1)), float(a.get("add_offset", 0))) for c, a in packing.items()}
         time = decode_time(dataset["t"].values, dataset["t"].attrs["units"])
-        return AbiFile(dataset.attrs["platform_ID"], time, channels)
+        return AbiFile(dataset.attrs["platform_ID"], time, tuple(known), packing)
 
 
 def read_abi(path, channels):
@@ -148,8 +151,8 @@ class CloudTops:
     """Which way the satellite looks at what stands above each point of ``grid``: parallax undone by cloud heights.
 
     A point is asked from 18 km downwards: the first height at which the line of sight meets a cloud as high is the one
-    that is seen. ``view``: any `FixedGrid` of the satellite. Heights are resolved to 1 km, which moves a cloud by 1 to
-    2 km over the United States.
+    that is seen; a much higher cloud hides what lies behind it, which is then missing. ``view``: any `FixedGrid` of the
+    satellite. Heights are resolved to 1 km, which moves a cloud by 1 to 2 km over the United States.
     """
 
     LEVELS = np.arange(18e3, -1, -1e3)  # m
@@ -161,12 +164,15 @@ class CloudTops:
         ]
 
     def __call__(self, tops, view):
-        """Scan angles (x, y) float32 for an image ``tops`` of heights in m; NaN where the height is unknown."""
+        """Scan angles (x, y) float32 for an image ``tops`` of heights in m; NaN where unknown or hidden."""
         x, y = (np.full(self.angles[0][0].shape, np.nan, np.float32) for _ in "xy")
+        open_sky = np.ones(x.shape, bool)
         for height, at in zip(self.LEVELS, self.angles):
             top = along(tops, view, *at)
-            found = np.isnan(x) & (top >= height - 500)
-            x[found], y[found] = at[0][found], at[1][found]
+            met = open_sky & (top >= height - 500)
+            seen = met & (top < height + 1500)
+            x[seen], y[seen] = at[0][seen], at[1][seen]
+            open_sky &= ~met
         return x, y
 
 

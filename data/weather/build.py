@@ -147,6 +147,8 @@ def _parser():
     add("--glm-coverage", type=float, default=0.9, help="share of the window that GLM files must cover")
     add("--nwp-tolerance", type=_step, help="longest time between a field's valid time and its frame (default 30min)")
     add("--nwp-delay", type=_step, help="age of a forecast before it may be used (default 1h; none of ERA5)")
+    add("--dtype", choices=("float32", "int16"), default="float32",
+        help="int16: counts with a scale a channel; exact for imagery and lightning, radar to 0.005 dBZ")  # fmt: skip
     add("--strict", action="store_true", help="end at the first broken file instead of leaving it out")
     add("--workers", type=int, default=os.cpu_count(), help="frames made at a time (default the number of cores)")
     add("--scheduler", default="processes", help="processes of this machine, or the address of a dask scheduler")
@@ -203,8 +205,19 @@ def run(args, report=print):
     splits = longitude_splits(grid, args.split_longitude) if args.split_longitude is not None else splits
     each = spread(args.scheduler, args.workers)
     static, told = static_fields(grid, args.topography, args.radars)
-    build_observations(args.out, grid, _sources(args, grid, each), args.step, splits, args.mode, report, each,
-                       static=static, told=told)  # fmt: skip
+    sources = _sources(args, grid, each)
+    packing = _packing(sources) if args.dtype == "int16" else None
+    build_observations(args.out, grid, sources, args.step, splits, args.mode, report, each, told,
+                       static=static, packing=packing)  # fmt: skip
+
+
+def _packing(sources):
+    for source in sources:
+        for name in source.channels:
+            if name not in source.packing:
+                raise InputError("is not known in steps that 16 bits can hold", variable=name,
+                                 remedy="Build with --dtype float32")  # fmt: skip
+    return {name: source.packing[name] for source in sources for name in source.channels}
 
 
 def _sources(args, grid, each):

@@ -9,8 +9,14 @@ import numpy as np
 from core.errors import InputError
 
 FILL = -32768
-ROUNDED = {"refc": (0.01, 0.0), "refb": (0.01, 0.0), "glm": (1.0, 0.0)}  # scale, offset
+ROUNDED = {"refc": (0.01, 0.0), "refb": (0.01, 0.0)}  # scale, offset
+COUNTS = {"glm": (1.0, 0.0)}
 SLACK = 1e-3  # of a scale: what float32 does to a value between file and archive
+
+
+def centred(scale, offset):
+    """Scale and offset of signed numbers for those of unsigned ones: count 0 becomes -32767."""
+    return scale, offset + 32767 * scale
 
 
 def pack(frame, names, packing):
@@ -27,7 +33,7 @@ def pack(frame, names, packing):
         if whole.size and np.abs(whole).max() > 32767:
             raise InputError(f"{frame[c][seen].max():g} does not fit 16 bits", variable=name,
                              remedy="Build with --dtype float32")  # fmt: skip
-        if name not in ROUNDED or scale == 1.0:
+        if name not in ROUNDED:
             far = np.abs(exact - whole).max(initial=0)
             if far > max(SLACK, 2e-7 * np.abs(frame[c][seen]).max(initial=0) / scale):
                 raise InputError(f"values lie {far * scale:g} beside the steps of {scale:g} of the first file",

@@ -13,6 +13,7 @@ from core.errors import InputError
 from data.weather import abi, glm, mrms
 from data.weather.channels import CHANNELS
 from data.weather.files import Attempt, find_files, sha256
+from data.weather.packing import COUNTS, ROUNDED, centred
 from data.weather.regrid import CellMean
 
 EARLY = np.timedelta64(5, "s")  # a GLM file may hold events from before its start: those of a flash still going on
@@ -29,6 +30,7 @@ class Source:
     """
 
     kind = "files"
+    packing = {}  # {channel: (scale, offset)} of channels that 16 bits can hold
 
     def __init__(self, grid, step, tolerance=None, strict=False):
         self.grid, self.step = grid, step.astype("timedelta64[ms]")
@@ -100,7 +102,7 @@ class Scans(Source):
 class Radar(Scans):
     """MRMS files, averaged in linear rain rate or Z over each grid cell, then in dBZ."""
 
-    kind = "radar"
+    kind, packing = "radar", ROUNDED
 
     def __init__(self, folder, grid, step, only=None, tolerance=None, strict=False, each=map):
         super().__init__(grid, step, tolerance, strict)
@@ -138,6 +140,7 @@ class Abi(Scans):
         super().__init__(grid, step, tolerance, strict)
         files = one_satellite(self._scan(abi.scan_abi, find_files(folder, "*ABI-L2*.nc"), each), satellite)
         self.satellite, self.parallax = files[0][1].satellite, parallax
+        self.packing = {c: centred(*steps) for _, about in files[::-1] for c, steps in about.packing.items()}
         read = {*only, "cth"} if only and parallax else only
         self.holds = {path: [c for c in about.channels if not read or c in read] for path, about in files}
         self._keep([(c, about.time, path) for path, about in files for c in self.holds[path]])
@@ -182,7 +185,7 @@ class Abi(Scans):
 class Lightning(Source):
     """GLM files, events counted over [time - window, time); missing where files cover less than ``coverage`` of it."""
 
-    kind, channels = "lightning", ["glm"]
+    kind, channels, packing = "lightning", ["glm"], COUNTS
 
     def __init__(self, folder, grid, step, satellite=None, coverage=0.9, window=None, strict=False, each=map):
         super().__init__(grid, step, strict=strict)
