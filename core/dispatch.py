@@ -11,7 +11,6 @@ autograd, where values are global and torch's own derivative applies.
 
 import inspect
 from collections.abc import Callable
-from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -46,12 +45,16 @@ class Plan(NamedTuple):
         local: computation on the local tensors, called as the operation is; None: the operation itself.
         final: how the results are handed out, if not as ``outputs`` (say, cut again as the operand was); above autograd
             by default with pending sums carried out. TARGET: the result is copied into the first tensor.
+        formula: above autograd, the derivative of a ``local`` with one result, written out (:mod:`core.formulas`).
+        orders: not for rules; what is known of a view (:mod:`core.views`).
     """
 
     inputs: tuple
     outputs: Any
     local: Callable | None = None
     final: Any = None
+    formula: Any = None
+    orders: dict | None = None
 
 
 TARGET = object()  # as ``outputs`` below autograd and ``final`` above: the operation writes into its first argument
@@ -60,6 +63,7 @@ RULES: dict[Any, Callable] = {}
 HANDLERS: dict[Any, Callable] = {}
 _COMPOSED: dict[Any, Callable] = {}
 _plans: dict[Any, Plan] = {}
+_kinds: dict[int, Any] = {}  # of overloads, which live as long as their library
 _MOST_PLANS = 20_000
 _ATEN = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 
@@ -88,6 +92,7 @@ def composed(*functions):
 
     def register(compute):
         _COMPOSED.update(dict.fromkeys(functions, compute))
+        _kinds.clear()
         return compute
 
     return register
@@ -133,6 +138,8 @@ def _plan(rule, func, args, kwargs, tensors, key):
             operands=described(tensors),
             remedy="A rule returns core.Plan(one spec for each tensor among the arguments, outputs).",
         )
+    if isinstance(func, _ATEN[1]) and _kind(func).view and isinstance(tensors[0], ShardTensor):
+        plan = plan._replace(orders={})
     try:
         if len(_plans) >= _MOST_PLANS:  # scalars that change every step would fill it
             forget_plans()
@@ -238,9 +245,9 @@ def _operated(func, args, kwargs):
             return _run_above(rule, func, args, kwargs, tensors, key)
         except Exception as error:
             _raise_again(error, func, tensors)
-    promoted = [_needs_promotion(t) for t in tensors]
+    promoted = [type(t) is not ShardTensor and _needs_promotion(t) for t in tensors]
     with NoTorchFunction():
-        if any(promoted):
+        if True in promoted:
             mesh = _mesh_of(tensors)
             values = [promote(t, mesh) if p else t for t, p in zip(tensors, promoted)]
             return _all_shards(call(func, args, kwargs, values), tensors)
@@ -258,14 +265,14 @@ def _into_plain(func, args, kwargs):
 
 def _needs_promotion(tensor):
     """Plain operands get their gradient finished by a node of their own; those without gradient go as they are."""
-    if isinstance(tensor, ShardTensor):
-        return False
     check_promotion(tensor)
     return tensor.requires_grad and torch.is_grad_enabled()
 
 
 def _all_shards(out, tensors):
     """Below autograd a sum over all axes is a plain tensor; for the user it is a ShardTensor again."""
+    if type(out) is ShardTensor:
+        return out
     if isinstance(out, torch.Tensor):
         return out if isinstance(out, (ShardTensor, DTensor)) or out.is_sparse else promote(out, _mesh_of(tensors))
     if type(out) in (tuple, list):
@@ -299,11 +306,11 @@ def _run_above(rule, func, args, kwargs, tensors, key):
     with NoTorchFunction():
         values = [_placed(t, spec) for t, spec in zip(tensors, plan.inputs)]
         if plan.final is not TARGET:
-            out = run(plan, partial(call, compute, args, kwargs), values)
+            out = run(plan, compute, values, args, kwargs)
             if cached is None:
                 _check_parts(func, out)
             return _with_names(func, out) if type(out) is tuple else out
-        result = run(plan._replace(final=None), partial(call, compute, args, kwargs), values)
+        result = run(plan._replace(final=None), compute, values, args, kwargs)
     return tensors[0].copy_(result)
 
 
@@ -346,9 +353,10 @@ def below(func, types, args, kwargs):
     """``__torch_dispatch__``: values are global; plain tensors are replicated values."""
     if HANDLERS and (handler := HANDLERS.get(func)):
         return handler(func, types, args, kwargs)
-    if func in _COMPOSED:
-        return _COMPOSED[func](*args, **kwargs)
-    written = written_in(func, args, kwargs) if writes(func) else ()
+    kind = _kinds.get(id(func)) or _kind(func)
+    if kind.composed:
+        return kind.composed(*args, **kwargs)
+    written = written_in(func, args, kwargs) if kind.writes else ()
     if written:
         make_writable(func, written)
         if kwargs and any(a.is_out for a in func._schema.arguments):
@@ -375,21 +383,29 @@ def below(func, types, args, kwargs):
         _raise_again(error, func, tensors)
     if plan.outputs is TARGET:
         return args[0]
-    if torch.is_inference_mode_enabled() and _is_view(func) and not tensors[0].is_inference():
+    if kind.view and torch.is_inference_mode_enabled() and not tensors[0].is_inference():
         with torch.inference_mode(False):  # torch wants a view of a tensor made outside to be as that tensor
             out = _wrap_below(out, plan.outputs, plan.final)
     else:
         out = _wrap_below(out, plan.outputs, plan.final)
     if cached is None:
         _check_parts(func, out)
-    if _is_view(func) and isinstance(tensors[0], ShardTensor):
-        remember(key, lambda whole: call(func, args, kwargs, [whole]), tensors[0], out)
+    if plan.orders is not None:
+        remember(plan.orders, lambda whole: call(func, args, kwargs, [whole]), tensors[0], out)
     return out
 
 
-@cache
-def _is_view(func):
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+class _Kind(NamedTuple):
+    """What is always asked of an aten overload: what composes it, if it writes, if it is a view."""
+
+    composed: Callable | None
+    writes: bool
+    view: bool
+
+
+def _kind(func):
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    return _kinds.setdefault(id(func), _Kind(_COMPOSED.get(func), bool(writes(func)), view))
 
 
 def _rule_below(func):
@@ -410,7 +426,7 @@ def _element_by_element(rule, func, tensors):
     specs = [_spec_of(t, _mesh_of(tensors)) for t in tensors]
     cut = {s for s in specs if s.ndim}
     if rule.elementwise and len(cut) == 1 and (spec := cut.pop())._nested:
-        return Plan(tuple(specs), TARGET if mutates(func) else spec)
+        return Plan(tuple(specs), TARGET if mutates(func) else spec, orders={} if _kind(func).view else None)
     return None
 
 

@@ -5,26 +5,33 @@ so a second derivative is the derivative of the local backward.
 """
 
 import weakref
+from functools import partial
 
 import torch
 from torch.autograd import Function
 
 from core._torch import NoTorchFunction, is_nothing, keeps_graph, unseen_by_checkpoints
+from core.arguments import call, emptied
 from core.gradients import summed
 from core.redistribute import move
 from core.shard_tensor import Plain, ShardTensor, as_shards, local_cotangent
 
 
-def run(plan, compute, tensors):
-    """``compute(local tensors)`` under ``plan``, in a node of the graph if one of the tensors wants a gradient.
+def run(plan, compute, tensors, args=None, kwargs=None):
+    """``compute`` of local tensors, under ``plan``; in a node of the graph if one of them wants a gradient.
 
-    Called with ``__torch_function__`` off. Tensors are ShardTensors under the plan's specs, or plain and whole.
+    Called with ``__torch_function__`` off. Tensors are ShardTensors under the plan's specs, or plain and whole; they
+    stand where ``args`` and ``kwargs`` have holes, or are all that there is.
     """
+    if args is None:
+        args, kwargs = emptied(tensors, {})
     if torch.is_grad_enabled():
         for t in tensors:
             if t.requires_grad:
-                return Region.apply(plan, compute, *tensors)
-    return handed_out(compute([_local(t) for t in tensors]), plan.outputs, plan.final)
+                if plan.formula and not torch.is_autocast_enabled(t.device.type) and not torch.compiler.is_compiling():
+                    return Written.apply(plan, compute, args, kwargs, *tensors)
+                return Region.apply(plan, partial(call, compute, args, kwargs), *tensors)
+    return handed_out(call(compute, args, kwargs, [_local(t) for t in tensors]), plan.outputs, plan.final)
 
 
 def _local(tensor):
@@ -51,6 +58,47 @@ def _detached(outs):
     if isinstance(outs, torch.Tensor):
         return outs.detach()
     return tuple([o.detach() if isinstance(o, torch.Tensor) else o for o in outs])
+
+
+class Written(Function):
+    """A node with a formula. It keeps the operands whose values the wanted gradients need, and no others: a write into
+    those is no error."""
+
+    @staticmethod
+    def forward(ctx, plan, compute, args, kwargs, *tensors):
+        formula, wanted = plan.formula, ctx.needs_input_grad[4:]
+        out, *extra = call(formula.forward, args, kwargs, [_local(t) for t in tensors])
+        ctx.plan, ctx.call, ctx.like = plan, (compute, args, kwargs), [(t.dtype, t.device) for t in tensors]
+        ctx.weights = [None if isinstance(t, ShardTensor) else t for t in tensors]
+        kept = [t if any(wanted[j] for j in needs) else None for t, needs in zip(tensors, formula.needs)]
+        ctx.save_for_backward(*kept, *extra)
+        ctx.set_materialize_grads(False)
+        return handed_out(out, plan.outputs, plan.final)
+
+    @staticmethod
+    def backward(ctx, grad):
+        n, plan, (compute, args, kwargs) = len(ctx.like), ctx.plan, ctx.call
+        needed = ctx.needs_input_grad[4:]
+        wanted = [i for i in range(n) if needed[i]]
+        results = [None] * (n + 4)
+        if grad is None:
+            return (*results,)
+        saved = ctx.saved_tensors  # once: a checkpoint computes what it gives
+        tensors, extra = saved[:n], saved[n:]
+        if torch.is_grad_enabled():
+            tensors = [
+                _stand_in(spec, *like, n) if t is w is None else w if t is None else t
+                for t, w, spec, like, n in zip(tensors, ctx.weights, plan.inputs, ctx.like, needed)
+            ]
+            compute = partial(call, compute, args, kwargs)
+            found = _differentiable(plan, compute, tensors, ctx.weights, [0], wanted, [plan.outputs], [grad])
+        else:
+            backward = partial(plan.formula.backward, local_cotangent(grad, plan.outputs), extra, needed)
+            found = call(backward, args, kwargs, [t if t is None else _local(t) for t in tensors])
+            found = _finished(plan, [found[i] for i in wanted], wanted, ctx.weights)
+        for i, g in zip(wanted, found):
+            results[i + 4] = g
+        return (*results,)
 
 
 class Region(Function):
@@ -80,7 +128,8 @@ class Region(Function):
         results = [None] * len(inner)
         if live and wanted:
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                found = _differentiable(ctx, live, wanted, specs, grads)
+                tensors = ctx.saved_tensors[:-1]
+                found = _differentiable(ctx.plan, ctx.compute, tensors, ctx.weights, live, wanted, specs, grads)
             else:
                 found = _gradients(ctx, live, wanted, specs, grads, inner, outs)
             for i, g in zip(wanted, found):
@@ -118,34 +167,42 @@ def _gradients(ctx, live, wanted, specs, grads, inner, outs):
         retain_graph=keeps_graph(),
     )
     found = [torch.zeros_like(inner[i]) if g is None or is_nothing(g) else g for i, g in zip(wanted, found)]
-    plain = [j for j, i in enumerate(wanted) if ctx.weights[i] is not None]
+    return _finished(ctx.plan, found, wanted, ctx.weights)
+
+
+def _finished(plan, found, wanted, weights):
+    """Local gradients of the operands ``wanted``, those of plain ones summed over the mesh, as what goes on."""
+    plain = [j for j, i in enumerate(wanted) if weights[i] is not None]
     if plain:
-        weights = [ctx.weights[wanted[j]] for j in plain]
-        sums = summed([found[j] for j in plain], weights, ctx.plan.inputs[wanted[plain[0]]].mesh)
+        owners = [weights[wanted[j]] for j in plain]
+        sums = summed([found[j] for j in plain], owners, plan.inputs[wanted[plain[0]]].mesh)
         for j, g in zip(plain, sums):
             found[j] = g
-    cut = [ctx.weights[i] is None for i in wanted]
-    return [ShardTensor(g, ctx.plan.inputs[i].cotangent()) if c else g for i, g, c in zip(wanted, found, cut)]
+    return [ShardTensor(g, plan.inputs[i].cotangent()) if weights[i] is None else g for i, g in zip(wanted, found)]
+
+
+def _stand_in(spec, dtype, device, wanted):
+    """For an operand that was not kept, because no gradient hangs on its value."""
+    return ShardTensor(torch.zeros(spec.local_shape(), dtype=dtype, device=device), spec, requires_grad=wanted)
 
 
 # -- second derivatives ----------------------------------------------------------------------------------------------
-def _differentiable(ctx, live, wanted, specs, grads):
+def _differentiable(plan, compute, tensors, weights, live, wanted, specs, grads):
     """The gradients as results of a region of their own, in which the local graph is built anew."""
-    tensors, inputs = ctx.saved_tensors[:-1], ctx.plan.inputs
     seeds = [specs[i].cotangent() for i in live]
     cotangents = [as_shards(grads[i], s.mesh).redistribute_to(s) for i, s in zip(live, seeds)]
 
-    def pulled_back(values):
+    def pulled_back(*values):
         given, inner = values[: len(live)], values[len(live) :]
-        outs = ctx.compute(inner)
+        outs = compute(inner)
         outs = outs if isinstance(outs, (tuple, list)) else (outs,)
         targets = [inner[i] for i in wanted]
         found = torch.autograd.grad([outs[i] for i in live], targets, given, create_graph=True, allow_unused=True)
         return tuple([t.new_zeros(t.shape) if g is None else g for t, g in zip(targets, found)])
 
-    plan = ctx.plan._replace(
-        inputs=(*seeds, *inputs), outputs=tuple(inputs[i].cotangent() for i in wanted), local=None, final=None
-    )
+    outputs = tuple(plan.inputs[i].cotangent() for i in wanted)
+    plan = plan._replace(inputs=(*seeds, *plan.inputs), outputs=outputs, local=None, final=None, formula=None)
+    operands = [*cotangents, *tensors]
     with NoTorchFunction():
-        found = run(plan, pulled_back, [*cotangents, *tensors])
-        return [g if ctx.weights[i] is None else Plain.apply(g) for i, g in zip(wanted, found)]
+        found = run(plan, pulled_back, operands)
+        return [g if weights[i] is None else Plain.apply(g) for i, g in zip(wanted, found)]

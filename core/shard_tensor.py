@@ -54,6 +54,7 @@ class ShardTensor(torch.Tensor):
         )
         self._local_tensor = local
         self._spec = spec
+        self._is_copy, self._order = False, None  # of a view: see core.views
         return self
 
     def __init__(self, *args, **kwargs):

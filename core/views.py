@@ -12,42 +12,30 @@ import torch
 from core._torch import NoTorchFunction
 from core.spec import contiguous_stride
 
-_orders: dict = {}
-_MOST_ORDERS = 20_000
 
-
-def is_copy(tensor):
-    return getattr(tensor, "_is_copy", False)
-
-
-def remember(key, call, source, results):
-    """Notes on the results of a view of ``source`` what they are; ``call(tensor)`` is the view of a plain tensor."""
+def remember(orders, call, source, results):
+    """Notes on the results of a view of ``source`` what they are; ``call(tensor)`` is the view of a plain tensor, and
+    ``orders`` what is known of calls like this: the order of the source -> those of the results."""
     results = results if isinstance(results, (tuple, list)) else [results]
     if type(source._local_tensor) is not torch.Tensor:  # being traced
         return
-    for r, order in zip(results, _orders_after(key, call, source)):
-        r._is_copy = is_copy(source) or not _same_memory(r._local_tensor, source._local_tensor)
-        if order is not None:
-            r._order = order
+    memory, order = source._local_tensor.untyped_storage()._cdata, source._order
+    known = orders.get(order)
+    if known is None:
+        known = orders[order] = _orders_after(call, source)
+    for r, after in zip(results, known):
+        r._is_copy = source._is_copy or r._local_tensor.untyped_storage()._cdata != memory
+        r._order = after
 
 
-def _same_memory(a, b):
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
-
-
-def _orders_after(key, call, source):
+def _orders_after(call, source):
     """Strides of the whole results where these are not contiguous, as torch would have them."""
-    order = getattr(source, "_order", None)
     try:
-        if (key, order) not in _orders:
-            if len(_orders) >= _MOST_ORDERS:  # shapes that change every step would fill it
-                _orders.clear()
-            out = call(_stand_in(source, order))
-            out = out if isinstance(out, (tuple, list)) else [out]
-            _orders[key, order] = [None if o.stride() == contiguous_stride(o.shape) else o.stride() for o in out]
-        return _orders[key, order]
-    except (TypeError, RuntimeError):  # arguments that cannot be a key; a view where torch would have had to copy
+        out = call(_stand_in(source, source._order))
+    except RuntimeError:  # a view where torch would have had to copy
         return itertools.repeat(None)
+    out = out if isinstance(out, (tuple, list)) else [out]
+    return [None if o.stride() == contiguous_stride(o.shape) else o.stride() for o in out]
 
 
 def _stand_in(tensor, order):
@@ -59,9 +47,8 @@ def _stand_in(tensor, order):
 
 def copied_as_torch_would(func, tensor, args, kwargs):
     """The tensor, or a copy of it where ``func`` of the whole gives no view."""
-    order = getattr(tensor, "_order", None)
-    if order is None:
+    if tensor._order is None:
         return tensor
-    meta = _stand_in(tensor, order)
+    meta = _stand_in(tensor, tensor._order)
     out = func(meta, *args, **kwargs)
     return tensor if out is meta or out._is_view() else tensor.clone(memory_format=torch.contiguous_format)

@@ -10,7 +10,6 @@ from core.arguments import collect, name_of, shards
 from core.errors import MissingShardPatch
 from core.redistribute import move
 from core.shard_tensor import ShardTensor
-from core.views import is_copy
 
 
 @cache
@@ -55,7 +54,7 @@ def make_writable(func, written):
             raise MissingShardPatch(
                 "changes the shape in place", op=str(func), operands=[t._spec], remedy="Use the form that returns it."
             )
-        if is_copy(t):
+        if t._is_copy:
             raise MissingShardPatch(
                 "writes into rows that lie on other ranks, through a view that is a copy",
                 op=str(func),

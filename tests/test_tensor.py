@@ -174,13 +174,20 @@ def _writes_reach_what_they_would(meshes):
     for view in (lambda t: t[0].detach(), lambda t: t[0].data):
         with pytest.raises(ShardingError, match="copy"):
             view(x.clone()).add_(1)
-    target = torch.ones(7, 3, dtype=torch.float64, requires_grad=True) * 2
-    writes = [target.mul_, target.copy_, target.__imul__, lambda s: target.__setitem__(slice(0, 7), s)]
-    writes += [lambda s: target.masked_scatter_(s > 0, s), lambda s: target.masked_fill_(s > 0, 1.0)]
-    writes += [lambda s: target.index_add_(0, torch.arange(7), s), lambda s: target.clamp_(min=s.detach())]
-    for write in writes:
-        with pytest.raises(ShardingError, match="plain tensor"):
-            write(x)
+    writes = [lambda t, s: t.mul_(s), lambda t, s: t.copy_(s), lambda t, s: t.__setitem__(slice(0, 7), s)]
+    writes += [lambda t, s: t.masked_scatter_(s > 0, s), lambda t, s: t.masked_fill_(s > 0, 1.0)]
+    writes += [lambda t, s: t.index_add_(0, torch.arange(7), s), lambda t, s: t.clamp_(min=s.detach())]
+    for write in writes:  # a plain target with a gradient of its own
+        found = []
+        for source in (whole.clone().requires_grad_(), make(meshes["2"], True)[1]):
+            base = torch.linspace(-1, 1, 21, dtype=torch.float64).view(7, 3).requires_grad_()
+            target = base * 2
+            write(target, source)
+            target.sin().sum().backward()
+            found.append((base.grad, source.grad))
+        torch.testing.assert_close(found[0][0], found[1][0])
+        if found[0][1] is not None:
+            same(found[1][1], found[0][1])
     buffer = torch.zeros(7, 3, dtype=torch.float64)
     buffer.add_(x)
     same(buffer, whole)

@@ -73,7 +73,7 @@ def take_masked(x, mask, dim):
     x, mask, sizes, here = _meet(x, mask, dim)
     out = _joined(x._spec, dim, mask.ndim, sizes, here)
     with NoTorchFunction():
-        return run(Plan((x._spec, mask._spec), out), lambda v: v[0][_at(dim, v[1])], [x, mask])
+        return run(Plan((x._spec, mask._spec), out), lambda x, mask: x[_at(dim, mask)], [x, mask])
 
 
 def _at(dim, mask):
@@ -127,8 +127,7 @@ def _with_rows(x, mask, dim, value, rows, longer=False):
         )
     value = as_shards(value, x._spec.mesh).expand(out.shape).redistribute_to(out)
 
-    def written(values):
-        t, m, v = values
+    def written(t, m, v):
         t = t.clone()
         t[_at(dim, m)] = v
         return t

@@ -8,6 +8,7 @@ from torch.distributed.tensor.placement_types import Shard
 
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.formulas import LINEAR
 from core.ops.pointwise import meet, operand
 from core.ops.reduction import finish_local
 from core.spec import PARTIAL, REPLICATE
@@ -21,7 +22,8 @@ def linear(func, x, weight, bias=None):
     rows = _letters(x.ndim - 1)
     features = "o" if weight.ndim == 2 else ""
     inputs, out = contract(func, [(x, rows + "m"), (weight, features + "m")], rows + features)
-    return Plan(inputs if bias is None else (*inputs, operand(bias, out)), out)
+    formula = LINEAR if features and x.ndim else None
+    return Plan(inputs if bias is None else (*inputs, operand(bias, out)), out, formula=formula)
 
 
 def _letters(n):

@@ -10,6 +10,7 @@ from torch.distributed.tensor.placement_types import Shard
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.formulas import LAYER_NORM
 from core.ops.halo import fetch
 from core.ops.normalise import Normalise, Over, OverBlocks
 from core.ops.pointwise import operand
@@ -38,7 +39,7 @@ def layer_norm(func, x, normalized_shape, weight=None, bias=None, eps=1e-5, cudn
     dims, axes = _trailing(func, x, normalized_shape)
     inputs = (x, *(operand(s, x) for s in (weight, bias) if s is not None))
     if not axes:
-        return Plan(inputs, x)
+        return Plan(inputs, x, formula=LAYER_NORM if weight is not None or bias is None else None)
     over = Over(dims, count_of(x, dims), [c.axis_group(x.mesh, a) for a in axes])
 
     def local(t, shape, weight=None, bias=None, *args, **kwargs):

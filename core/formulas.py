@@ -1,0 +1,63 @@
+"""Derivatives written out, of the plain operations that models are full of.
+
+Where the operation of the parts is the operation itself, a node with such a formula (:class:`core.region.Written`)
+needs no graph of its own, which is most of what a node costs; it keeps what torch would keep. Everywhere else, and for
+second derivatives, torch differentiates the local computation (:class:`core.region.Region`).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+aten = torch.ops.aten
+
+
+class Formula(NamedTuple):
+    """How one operation of plain tensors is computed and differentiated.
+
+    Attributes:
+        forward: called as the operation is; gives a list of the result and of what the backward needs beside operands.
+        backward: ``backward(grad, extra, wanted, *args, **kwargs)``, called as the operation is otherwise; gives the
+            gradients of its tensors in order, None where ``wanted`` says so. Operands it does not need may be None.
+        needs: for each tensor of the operation, for the gradients of which tensors its value is needed.
+    """
+
+    forward: Callable
+    backward: Callable
+    needs: tuple
+
+
+def _rows(x):
+    """As a matrix of all rows."""
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
+def _linear(x, weight, bias=None):
+    return [F.linear(x, weight, bias)]
+
+
+def _linear_backward(grad, extra, wanted, x, weight, bias=None):
+    grad_x = grad @ weight if wanted[0] else None
+    grad_weight = _rows(grad).mT @ _rows(x) if wanted[1] else None
+    return [grad_x, grad_weight, *(_rows(grad).sum(0) if w else None for w in wanted[2:])]
+
+
+LINEAR = Formula(_linear, _linear_backward, ((1,), (0,), ()))  # of a matrix of weights
+
+
+def _layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    return aten.native_layer_norm(x, _sizes(shape), weight, bias, eps)
+
+
+def _layer_norm_backward(grad, extra, wanted, x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    mask = [*wanted, *[False] * (3 - len(wanted))]
+    return aten.native_layer_norm_backward(grad, x, _sizes(shape), *extra, weight, bias, mask)[: len(wanted)]
+
+
+def _sizes(shape):
+    return [shape] if isinstance(shape, int) else shape
+
+
+LAYER_NORM = Formula(_layer_norm, _layer_norm_backward, ((0, 1, 2), (0, 1), (2,)))  # with a weight if there is a bias
