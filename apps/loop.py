@@ -49,7 +49,7 @@ class LoopConfig:
 
 
 class Task(Protocol):
-    """What an application brings to the loop."""
+    """What an application brings to the loop. With ``expect(samples)`` it is told what `loss` will be asked for next."""
 
     kind: str  # name of the model family, stored and checked on resume
 
@@ -122,6 +122,7 @@ class _Run:
         )
         groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
         self.sampler = DomainSampler(task.count(), config.batch, groups, group, config.seed)
+        self.expect = getattr(task, "expect", lambda samples: None)
         self.ema = {n: p.detach().clone() for n, p in self._named()} if config.ema else {}
         self.step, self.losses, self.scores, self.path = 0, [], {}, None
         self.logged = time.perf_counter(), 0
@@ -145,6 +146,7 @@ class _Run:
             group["lr"] = self.config.lr * schedule(self.step, self.config)
         self.optimizer.zero_grad(set_to_none=True)
         samples = self.sampler.next()
+        self.expect(self.sampler.coming())  # is read while this step computes
         loss = self._loss(self.model, samples)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)

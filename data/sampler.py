@@ -11,8 +11,9 @@ from core import InputError
 class DomainSampler:
     """An endless shuffled stream of sample numbers, cut into global batches, each cut over the data groups.
 
-    The whole state is ``consumed``, the number of samples that all ranks together have used; it means the same at any
-    world size. Each epoch visits every sample once, in an order that depends only on the seed and the epoch.
+    The whole state is the epoch and the samples of it that all ranks together have used, kept as one number,
+    ``consumed``; it means the same at any world size. Each epoch visits every sample once, in an order that depends
+    only on the seed and the epoch.
 
     Args:
         count: number of samples.
@@ -38,9 +39,14 @@ class DomainSampler:
 
     def next(self):
         """This group's samples of the next global batch: list of (sample, global position in the stream)."""
+        samples = self.coming()
+        self.consumed += self.batch
+        return samples
+
+    def coming(self):
+        """What `next` will return, to read ahead; uses nothing up."""
         each = self.batch // self.groups
         first = self.consumed + self.group * each
-        self.consumed += self.batch
         return [(self._at(p), p) for p in range(first, first + each)]
 
     def _at(self, position):
@@ -48,7 +54,8 @@ class DomainSampler:
         return int(np.random.default_rng((self.seed, epoch)).permutation(self.count)[index])
 
     def state_dict(self):
-        return {"consumed": self.consumed, "count": self.count, "seed": self.seed}
+        epoch, used = divmod(self.consumed, self.count)
+        return {"epoch": epoch, "used": used, "consumed": self.consumed, "count": self.count, "seed": self.seed}
 
     def load_state_dict(self, state):
         if (state["count"], state["seed"]) != (self.count, self.seed):

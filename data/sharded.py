@@ -32,10 +32,16 @@ def read_sharded(reader, sample, name, mesh, placements, sizes=None, dtype=None,
         dtype, device: of the result; the stored dtype and the mesh's device when left out.
     """
     spec = spec_of(reader.shape(sample, name), mesh, placements, sizes)
-    index = tuple(slice(*spec.local_range(dim)) for dim in range(spec.ndim))
-    values = np.ascontiguousarray(reader.read(sample, name, index))
-    local = torch.from_numpy(values).to(device or _device(mesh), dtype, non_blocking=True)
-    return ShardTensor(local, spec)
+    local = torch.from_numpy(np.ascontiguousarray(reader.read(sample, name, local_index(spec))))
+    device = torch.device(device or _device(mesh))
+    if device.type == "cuda":
+        local = local.pin_memory()  # so that the copy need not be waited for
+    return ShardTensor(local.to(device, dtype, non_blocking=True), spec)
+
+
+def local_index(spec):
+    """This rank's part of an array as one slice a dim."""
+    return tuple(slice(*spec.local_range(dim)) for dim in range(spec.ndim))
 
 
 def _device(mesh):

@@ -6,7 +6,6 @@ value seen at each point, so a model that knows nothing forecasts persistence.
 """
 
 from collections import OrderedDict
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,119 +14,17 @@ import torch
 from torch.distributed.tensor import Shard
 
 from apps.weather.baselines import Observed, persistence
+from apps.weather.facts import SKY, Facts, per_channel
 from core import InputError, ShardTensor
-from data.sharded import read_sharded
-from data.weather.archive import WeatherReader
+from data.prefetch import Prefetcher
+from data.sharded import local_index, read_sharded, spec_of
 from data.weather.splits import cells_in, times_in
 from data.weather.sun import cos_zenith
 
-SKY = 4  # conditions beside the history: latitude, longitude, height of the sun now and then
+__all__ = ["SKY", "Batch", "Facts", "Frames", "row_sizes"]
 STATIC_SCALE = {"topography": 1e-3, "radar_proximity": 1.0}
 CACHE_BYTES = 256 * 2**20
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a model knows of its data; stored with it, and compared with the archive that it is given later."""
-
-    channels: tuple
-    mean: tuple
-    std: tuple
-    log: tuple  # whether mean, std and the model are of log(1 + value), per channel
-    floor: tuple  # value of "observed, and nothing there" per channel, or None
-    units: tuple
-    step_minutes: float
-    history: int
-    shape: tuple
-    x: tuple  # first and last coordinate, m
-    y: tuple
-    crs: dict
-    static: tuple  # fields of the archive that stand still and condition the model
-    statistics_hash: str
-
-    @classmethod
-    def of(cls, reader: WeatherReader, history, channels=None):
-        """Facts of an archive. Raises `InputError` for a channel that it lacks."""
-        channels = tuple(channels or reader.channels)
-        at = [_channel(reader, name) for name in channels]
-        (x, y), attrs = reader.axes, reader.attrs
-        return cls(
-            channels,
-            tuple(reader.mean[at].tolist()),
-            tuple(reader.std[at].tolist()),
-            tuple(reader.log[at].tolist()),
-            tuple(attrs["floor"].get(name) for name in channels),
-            tuple(attrs["units"][name] for name in channels),
-            float(attrs["step_minutes"]),
-            history,
-            (len(y), len(x)),
-            _ends(x),
-            _ends(y),
-            reader.crs,
-            tuple(reader.static),
-            attrs["statistics_hash"],
-        )
-
-    @classmethod
-    def from_json(cls, state):
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in state.items()})
-
-    to_json = asdict
-
-    @property
-    def conditions(self):
-        """Channels that condition the denoiser."""
-        return 2 * self.history * len(self.channels) + SKY + len(self.static)
-
-    @property
-    def step(self):
-        return np.timedelta64(round(self.step_minutes * 60), "s")
-
-    def check(self, reader: WeatherReader):
-        """Refuses an archive on which the model was not trained to forecast.
-
-        Raises:
-            InputError: naming the channel, coordinate or step that differs.
-        """
-        for name in self.channels:
-            _channel(reader, name)
-        x, y = reader.axes
-        here = {
-            "shape": ((len(y), len(x)), self.shape),
-            "x": (_ends(x), self.x),
-            "y": (_ends(y), self.y),
-            "crs": (reader.crs, self.crs),
-            "step_minutes": (reader.attrs["step_minutes"], self.step_minutes),
-            "static": (tuple(reader.static), self.static),
-        }
-        for name, (found, wanted) in here.items():
-            if found != wanted:
-                raise InputError(
-                    f"is {found} and the model was trained on {wanted}",
-                    file=reader.path,
-                    variable=name,
-                    remedy="Build the archive on the grid and step of the training archive",
-                )
-
-
-def _per_channel(numbers, like):
-    """A number per channel, (channel, 1, 1), to meet (..., channel, y, x)."""
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device)[:, None, None]
-
-
-def _ends(values):
-    return float(values[0]), float(values[-1])
-
-
-def _channel(reader, name):
-    if name not in reader.channels:
-        raise InputError(
-            "no such channel in this archive",
-            file=reader.path,
-            variable=name,
-            remedy=f"It holds {', '.join(reader.channels)}",
-        )
-    return reader.channels.index(name)
+WORTH_READING_AHEAD = 2 * 2**20  # bytes of a frame on this rank
 
 
 def row_sizes(rows, patch, ranks):
@@ -155,31 +52,74 @@ class Batch(NamedTuple):
 
 
 class Frames:
-    """Frames of an archive, scaled, masked and cut over the ranks of ``mesh`` (one axis) by rows.
+    """Frames of an archive, scaled, masked and cut over the ranks of ``mesh``: one axis cuts rows, a second columns.
 
     split: where it is a region ({"lon_max": ...}), everything beyond it is missing: in history and target alike.
+    missing: what is done with frames of which less than the share ``least`` of a channel was observed. "mask" takes
+    them, what is missing counting for nothing; "reject" leaves out samples that need them; "refuse" raises. All ranks
+    decide alike, by the coverage that the archive has of each whole frame.
     """
 
-    def __init__(self, reader, facts, mesh, patch, split=None, dtype=torch.float32):
+    def __init__(self, reader, facts, mesh, patch, split=None, dtype=torch.float32, missing="mask", least=0.5):
         facts.check(reader)
         self.reader, self.facts, self.mesh, self.split, self.dtype = reader, facts, mesh, split, dtype
-        self.sizes = {0: row_sizes(facts.shape[0], patch, mesh.size())}
+        self.missing, self.least = missing, least
+        self.sizes = {axis: row_sizes(facts.shape[axis], patch, mesh.size(axis)) for axis in range(mesh.ndim)}
         self.at = [reader.channels.index(name) for name in facts.channels]
-        self.latitude, self.longitude = (
-            read_sharded(reader, "0", name, mesh, [Shard(0)], self.sizes) for name in ("latitude", "longitude")
-        )
+        self.latitude, self.longitude = (self._map(name) for name in ("latitude", "longitude"))
         self._cache = OrderedDict()
+        self._ahead = Prefetcher(reader)
+
+    def _map(self, name):
+        """A field that does not depend on time, (y, x)."""
+        placements = [Shard(axis) for axis in range(self.mesh.ndim)]
+        return read_sharded(self.reader, "0", name, self.mesh, placements, self.sizes)
 
     def starts(self, leads=1):
-        """Indices of the frames from which a forecast of ``leads`` steps has its history and its truth in the split."""
+        """Indices of the frames from which a forecast of ``leads`` steps has its history and its truth in the split.
+
+        Raises:
+            InputError: the first frame and channel of them with too little observed, where ``missing`` is "refuse".
+        """
         times, h = self.reader.times, self.facts.history
         inside = times_in(self.split, times) if self.split is not None else np.ones(len(times), bool)
+        inside = inside & self._enough(inside)
         even = np.append(False, np.diff(times) == self.facts.step)
         good = [
             inside[i - h + 1 : i + leads + 1].all() and even[i - h + 2 : i + leads + 1].all()
             for i in range(h - 1, len(times) - leads)
         ]
         return [h - 1 + i for i in np.flatnonzero(good)]
+
+    def _enough(self, wanted):
+        """Frames (n,) that the policy takes; ``wanted`` (n,): those that may be asked for."""
+        if self.missing == "mask":
+            return np.ones(len(wanted), bool)
+        poor = self.reader.coverage[:, self.at] < self.least
+        if self.missing == "refuse" and poor[wanted].any():
+            frame, channel = np.argwhere(poor & wanted[:, None])[0]
+            raise InputError(
+                f"only {self.reader.coverage[frame, self.at[channel]]:.0%} was observed at {self.reader.times[frame]}",
+                file=self.reader.path,
+                variable=self.facts.channels[channel],
+                remedy="Leave such samples out (--missing reject) or mask them (--missing mask)",
+            )
+        return ~poor.any(1)
+
+    def expect(self, starts):
+        """Begin to read, in other processes, what `batch` of these starts will need; small frames are not worth it."""
+        ny, nx = self.latitude.to_local().shape
+        if ny * nx * len(self.reader.channels) * 4 < WORTH_READING_AHEAD:
+            return
+        for index in sorted({i + k for i in starts for k in range(1 - self.facts.history, 2)}):
+            for name in ("fields", "valid") if index not in self._cache else ():
+                spec = spec_of(self.reader.shape(str(index), name), self.mesh, self._placements, self.sizes)
+                self._ahead.expect(str(index), name, local_index(spec))
+
+    @property
+    def _placements(self):
+        """Of (channel, y, x)."""
+        return [Shard(1 + axis) for axis in range(self.mesh.ndim)]
 
     def observed(self, index) -> Observed:
         """One frame, values in standard deviations (1, channel, y, x); kept for a while."""
@@ -194,7 +134,7 @@ class Frames:
 
     def _read(self, sample):
         values, valid = (
-            read_sharded(self.reader, sample, name, self.mesh, [Shard(1)], self.sizes, dtype)
+            read_sharded(self._ahead, sample, name, self.mesh, self._placements, self.sizes, dtype)
             for name, dtype in (("fields", self.dtype), ("valid", torch.bool))
         )
         if self.at != list(range(values.shape[0])):
@@ -206,9 +146,9 @@ class Frames:
 
     def scaled(self, values):
         """Values (..., channel, y, x) in the units of the archive as the model sees them."""
-        mean, std = (_per_channel(v, values) for v in (self.facts.mean, self.facts.std))
+        mean, std = (per_channel(v, values) for v in (self.facts.mean, self.facts.std))
         if any(self.facts.log):
-            values = torch.where(_per_channel(self.facts.log, values) > 0, torch.log1p(values.clamp(min=0)), values)
+            values = torch.where(per_channel(self.facts.log, values) > 0, torch.log1p(values.clamp(min=0)), values)
         return (values - mean) / std
 
     def history(self, index):
@@ -234,9 +174,9 @@ class Frames:
     def physical(self, values):
         """Scaled values (..., channel, y, x) in the units of the archive, fp64."""
         values = values.to(torch.float64)
-        values = values * _per_channel(self.facts.std, values) + _per_channel(self.facts.mean, values)
+        values = values * per_channel(self.facts.std, values) + per_channel(self.facts.mean, values)
         if any(self.facts.log):
-            values = torch.where(_per_channel(self.facts.log, values) > 0, torch.expm1(values), values)
+            values = torch.where(per_channel(self.facts.log, values) > 0, torch.expm1(values), values)
         return values
 
     def at_least_floor(self, values):
@@ -246,7 +186,7 @@ class Frames:
             -np.inf if floor is None else ((np.log1p(floor) if log else floor) - mean) / std
             for floor, log, mean, std in facts
         ]
-        return torch.maximum(values, _per_channel(low, values))
+        return torch.maximum(values, per_channel(low, values))
 
     # -- where: constant in time ------------------------------------------------------------------------------------
     @cached_property
@@ -256,7 +196,7 @@ class Frames:
     @cached_property
     def _static(self):
         """Fields that stand still, a list of (1, 1, y, x): heights in km, nearness of a radar."""
-        fields = [read_sharded(self.reader, "0", name, self.mesh, [Shard(0)], self.sizes) for name in self.facts.static]
+        fields = [self._map(name) for name in self.facts.static]
         return [(f * STATIC_SCALE[name]).to(self.dtype)[None, None] for name, f in zip(self.facts.static, fields)]
 
     def _sky(self, time):

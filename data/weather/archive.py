@@ -108,6 +108,11 @@ class WeatherReader:
         return Grid(*self.axes, self._group["latitude"][...], self._group["longitude"][...], self.crs)
 
     @cached_property
+    def coverage(self):
+        """Share of the grid that was observed in each frame, float32 (n, channel)."""
+        return self._group["coverage"][:]
+
+    @cached_property
     def static(self):
         """Names of the fields that do not change: topography, radar_proximity, or none."""
         return list(self.attrs["static"])

@@ -1,7 +1,7 @@
-"""How an archive lies in Zarr v3: one shard a frame, chunks of full rows, everything that CF tools ask for.
+"""How an archive lies in Zarr v3: one shard a frame, chunks of whole rows of ranks, all that CF tools ask for.
 
-A frame is one shard of chunks, each chunk a band of full rows, so that a rank that owns rows can fetch those bytes and
-no others. What is missing is NaN and invalid, never filled.
+A frame is one shard of chunks, each chunk a band of rows (a quarter of them where they are long), so that a rank that
+owns rows can fetch those bytes and no others. What is missing is NaN and invalid, never filled.
 """
 
 import numpy as np
@@ -21,6 +21,11 @@ def chunk_rows(ny):
     while rows > 128:
         rows = -(-rows // 2)
     return rows
+
+
+def chunk_columns(nx):
+    """Columns of one chunk: a quarter of a wide frame, so that it may also be cut from west to east."""
+    return nx // 4 if nx >= 512 and nx % 4 == 0 else nx
 
 
 def create(path, grid, channels, splits, packing, static):
@@ -52,7 +57,7 @@ def create(path, grid, channels, splits, packing, static):
 def _frames(group, shape, channels, packing):
     ny, nx = shape
     rows = chunk_rows(ny)
-    chunk, whole = (1, len(channels), rows, nx), (1, len(channels), -(-ny // rows) * rows, nx)
+    chunk, whole = (1, len(channels), rows, chunk_columns(nx)), (1, len(channels), -(-ny // rows) * rows, nx)
     kind = ("fields", "int16", FILL) if packing else ("fields", "float32", np.nan)
     for name, dtype, fill in (kind, ("valid", "bool", False)):
         array = group.create_array(
