@@ -49,7 +49,7 @@ class LoopConfig:
 
 
 class Task(Protocol):
-    """What an application brings to the loop. With ``expect(samples)`` it is told what `loss` will be asked for next."""
+    """What an application brings to the loop. With ``expect(samples)`` it hears what `loss` will be asked for."""
 
     kind: str  # name of the model family, stored and checked on resume
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pyproj
 import pytest
 import xarray as xr
+import zarr
 from weather_files import (
     ALL,
     SMALL,
@@ -227,6 +229,13 @@ def test_xarray_opens_it(storms):
     assert dataset.channel_units.values.tolist() == ["dBZ", "K", "1", "count"]
     one = xr.open_dataset(storms.path, engine="zarr").fields.sel(channel="refc").isel(time=3, y=slice(0, 8))
     assert np.array_equal(one, storms.read("3", "fields", ALL)[0, :8], equal_nan=True)
+
+
+def test_every_array_and_attribute_is_documented(storms):
+    text = (Path(__file__).parents[1] / "docs" / "data_weather.md").read_text()
+    group = zarr.open_group(storms.path, mode="r")
+    words = set(re.findall(r"`([^`\n]+)`", re.sub("```.*?```", "", text, flags=re.DOTALL)))
+    assert {*group.array_keys(), *group.attrs, *storms.channels, "topography", "radar_proximity"} <= words
 
 
 def test_reader_survives_pickle_and_fork(storms):

@@ -3,10 +3,13 @@
 import fcntl
 import multiprocessing
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,6 +156,34 @@ def radar(tmp_path_factory):
 def test_two_workers_write_what_one_writes(radar, tmp_path):
     out = tmp_path / "a.zarr"
     command = ["--mrms", str(radar / "raw"), "--out", str(out), *SMALL_WINDOW, "--workers", "2"]
+    assert build.main(command) == 0
+    assert _bytes(out) == _bytes(radar / "whole.zarr")
+
+
+def test_a_cluster_writes_what_one_writes(radar, tmp_path, monkeypatch):
+    """With a stand-in for the package ``distributed``: jobs are pickled, results come by their futures."""
+
+    class Client:
+        def __init__(self, address):
+            assert address == "tcp://host:8786"
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def scatter(self, values, broadcast):
+            return [pickle.loads(pickle.dumps(value)) for value in values]
+
+        def submit(self, function, kept, item, pure):
+            done = Future()
+            done.set_result(pickle.loads(pickle.dumps(function(kept, item))))
+            return done
+
+    monkeypatch.setitem(sys.modules, "dask.distributed", SimpleNamespace(Client=Client))
+    out = tmp_path / "a.zarr"
+    command = ["--mrms", str(radar / "raw"), "--out", str(out), *SMALL_WINDOW, "--scheduler", "tcp://host:8786"]
     assert build.main(command) == 0
     assert _bytes(out) == _bytes(radar / "whole.zarr")
 

@@ -7,7 +7,6 @@ import torch
 from apps.weather import dataset
 from apps.weather.dataset import Facts, Frames
 from core.errors import InputError
-from data.prefetch import Prefetcher
 from data.sampler import DomainSampler
 from data.weather.archive import WeatherReader
 from data.weather.channels import CHANNELS
@@ -112,15 +111,10 @@ def test_reading_ahead_gives_the_same_and_counts_it(frames, archive, monkeypatch
     assert ahead.reader.bytes_read == before and not ahead._ahead._coming  # workers read everything
     assert all(torch.equal(a.full_tensor(), b.full_tensor()) for a, b in zip(batch, plain.batch([3, 4])))
     assert plain.reader.bytes_read - before == fetched
+    ahead._ahead.expect("99", "fields", (slice(0, 1),) * 3)
+    with pytest.raises(InputError, match="no sample 99"):  # errors of workers arrive
+        ahead._ahead.read("99", "fields", (slice(0, 1),) * 3)
     ahead._ahead.close()
-
-
-def test_errors_of_workers_arrive(archive):
-    ahead = Prefetcher(WeatherReader(archive), workers=1)
-    ahead.expect("99", "fields", (slice(0, 1),) * 3)
-    with pytest.raises(InputError, match="no sample 99"):
-        ahead.read("99", "fields", (slice(0, 1),) * 3)
-    ahead.close()
 
 
 def test_what_comes_next_is_known_before(archive):
