@@ -7,8 +7,11 @@ from core.fallback import set_fallback
 from core.mesh import DistributedManager, make_mesh
 from core.ops.neighborhood import neighborhood_attention
 from core.ops.neighbors import knn, radius_search
+from core.ops.strategies import set_attention_strategy
+from core.parallelize import sync_module_over_mesh
 from core.shard_tensor import ShardTensor, TensorPromotionMode, scatter_tensor
 from core.spec import ShardTensorSpec, make_spec
+from core.testing import numerical_shard_tensor_check
 
 __all__ = [
     "DistributedManager",
@@ -24,8 +27,11 @@ __all__ = [
     "make_mesh",
     "make_spec",
     "neighborhood_attention",
+    "numerical_shard_tensor_check",
     "op",
     "radius_search",
     "scatter_tensor",
+    "set_attention_strategy",
     "set_fallback",
+    "sync_module_over_mesh",
 ]

@@ -8,9 +8,8 @@ from cases import case
 from torch.distributed.tensor import Replicate, Shard
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
-from core import ShardTensor, rng
+from core import ShardTensor, rng, set_attention_strategy
 from core.ops import block
-from core.ops.strategies import set_strategy
 
 Q, K = (2, 4, 7, 6), (2, 4, 9, 6)
 SEQUENCE, HEADS, BATCH = (2, 2, 2), (1, 1, 1), (0, 0, 0)
@@ -25,11 +24,11 @@ def holes(g, shape):
 
 def with_strategy(name, fn):
     def run(*operands, **kwargs):
-        set_strategy(name)
+        set_attention_strategy(name)
         try:
             return fn(*operands, **kwargs)
         finally:
-            set_strategy("auto")
+            set_attention_strategy("auto")
 
     return run
 

@@ -66,7 +66,7 @@ def asked_for(meshes):
     assert kinds["auto"] == kinds["gather"] == ["all_gather"]
     assert kinds["ring"] == ["all_to_all"] and kinds["heads"] == ["all_to_all"] * 4
     with pytest.raises(ShardingError, match="auto, gather, ring, heads"):
-        strategies.set_strategy("tree")
+        strategies.set_attention_strategy("tree")
 
 
 def test_what_is_asked_for(pool):

@@ -29,7 +29,7 @@ _DEVICE = DEVICES["h200"]
 _chosen = "auto"
 
 
-def set_strategy(name):
+def set_attention_strategy(name):
     """How attention over a cut sequence is computed: ``"auto"`` takes what the model says is fastest; ``"gather"``,
     ``"ring"`` and ``"heads"`` ask for one. ``"heads"`` needs at least as many uncut heads as ranks, elsewhere keys are
     gathered."""

@@ -1,0 +1,60 @@
+"""Pages are held to their word: commands are asked whether they know their options, pages of code are executed."""
+
+import importlib
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.testing import run_on_ranks
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+MODULE = re.compile(r"-m ((?:apps|data|core|benchmarks)(?:\.\w+)+)((?:[^\n|`#]|\\\n)*)")
+
+
+def commands():
+    """Module -> options that some page gives it."""
+    found = {}
+    for page in PAGES:
+        for module, rest in MODULE.findall(page.read_text()):
+            found.setdefault(module, set()).update(re.findall(r"(?<!\S)--[\w-]+", rest))
+    return sorted(found.items())
+
+
+@pytest.mark.parametrize("module, options", commands())
+def test_commands_have_these_options(module, options, monkeypatch, capsys):
+    if not options:
+        assert importlib.util.find_spec(module)
+        return
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(module).main()
+    known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    assert end.value.code == 0 and options <= known, options - known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert not [target for target in links if not (page.parent / target).exists()]
+
+
+def code_after(page):
+    """The blocks of a page that show the side after a change."""
+    return [b for b in re.findall(r"```python\n(.*?)```", page.read_text(), re.S) if b.startswith("# after\n")]
+
+
+def run_blocks(folder):
+    for path in sorted(Path(folder).glob("*.py")):
+        runpy.run_path(str(path))
+
+
+def test_migrated_scripts_run(tmp_path):
+    blocks = code_after(ROOT / "docs" / "migrating.md")
+    assert len(blocks) == 3
+    for i, block in enumerate(blocks):
+        (tmp_path / f"{i}.py").write_text(block.replace("DistributedManager.cleanup()\n", ""))  # one start for all
+    run_on_ranks(2, run_blocks, str(tmp_path))
