@@ -58,3 +58,12 @@ def test_migrated_scripts_run(tmp_path):
     for i, block in enumerate(blocks):
         (tmp_path / f"{i}.py").write_text(block.replace("DistributedManager.cleanup()\n", ""))  # one start for all
     run_on_ranks(2, run_blocks, str(tmp_path))
+
+
+def test_messages_are_said_by_the_code():
+    """What the page of troubles quotes is what somebody sees."""
+    said = "".join(p.read_text() for part in ("core", "data", "apps") for p in (ROOT / part).rglob("*.py"))
+    said = re.sub(r'"\s*\n\s*f?"', "", said)  # messages over two lines
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    quoted = re.findall(r"\*\*`(.*?)`\*\*", page.replace("\n", " "))
+    assert len(quoted) > 15 and not [q for q in quoted if q not in said]
