@@ -170,31 +170,32 @@ def _refuse_transformed(func, tensors):
 
 # -- above autograd -------------------------------------------------------------------------------------------------
 # Functions that look at the identity of tensors: their plain arguments must not be replaced by promoted ones.
+_METHODS: Any = torch.Tensor  # whose attributes are described by its class
 _IDENTITY = {
-    torch.Tensor.register_hook,
-    torch.Tensor.register_post_accumulate_grad_hook,
-    torch.Tensor.retain_grad,
-    torch.Tensor.requires_grad_,
-    torch.Tensor.grad.__get__,
-    torch.Tensor.grad.__set__,
-    torch.Tensor.grad_fn.__get__,
-    torch.Tensor.requires_grad.__get__,
-    torch.Tensor.requires_grad.__set__,
-    torch.Tensor.shape.__get__,
-    torch.Tensor.dtype.__get__,
-    torch.Tensor.device.__get__,
-    torch.Tensor.ndim.__get__,
-    torch.Tensor.is_leaf.__get__,
-    torch.Tensor.size,
-    torch.Tensor.dim,
-    torch.Tensor.numel,
-    torch.Tensor.stride,
-    torch.Tensor.is_contiguous,
-    torch.Tensor.is_floating_point,
+    _METHODS.register_hook,
+    _METHODS.register_post_accumulate_grad_hook,
+    _METHODS.retain_grad,
+    _METHODS.requires_grad_,
+    _METHODS.grad.__get__,
+    _METHODS.grad.__set__,
+    _METHODS.grad_fn.__get__,
+    _METHODS.requires_grad.__get__,
+    _METHODS.requires_grad.__set__,
+    _METHODS.shape.__get__,
+    _METHODS.dtype.__get__,
+    _METHODS.device.__get__,
+    _METHODS.ndim.__get__,
+    _METHODS.is_leaf.__get__,
+    _METHODS.size,
+    _METHODS.dim,
+    _METHODS.numel,
+    _METHODS.stride,
+    _METHODS.is_contiguous,
+    _METHODS.is_floating_point,
 }
 
 
-_REQUIRES_GRAD = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}
+_REQUIRES_GRAD = {_METHODS.requires_grad_, _METHODS.requires_grad.__set__}
 
 
 def _keep_cut(leaf):

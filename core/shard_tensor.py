@@ -41,6 +41,8 @@ class ShardTensor(torch.Tensor):
     or :meth:`from_local`."""
 
     __slots__ = ["_local_tensor", "_spec", "_keeps_cut", "_is_copy", "_order"]
+    _local_tensor: torch.Tensor
+    _spec: ShardTensorSpec
     _promotion_mode = TensorPromotionMode.SILENT
 
     @staticmethod

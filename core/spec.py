@@ -9,6 +9,7 @@ operations of single elements see that (:meth:`ShardTensorSpec.cut_once`).
 
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -331,7 +332,8 @@ def make_spec(mesh: DeviceMesh, placements, shape, sizes=None, stride=None):
         raise UndeterminedShardingError(
             f"{len(placements)} placements for a mesh of {mesh.ndim} axes", remedy="Give one placement per mesh axis."
         )
-    table, outer = [], {}
+    table: list[Any] = []
+    outer: dict[int, list] = {}
     for axis, p in enumerate(placements):
         if not isinstance(p, Shard):
             table.append(None)

@@ -56,6 +56,9 @@ def _part(self, index):
     return self._local_tensor
 
 
-ShardTensor.__create_write_items__ = _write_items
-ShardTensor.__create_chunk_list__ = _chunk_list
-ShardTensor.__get_tensor_shard__ = _part
+for _name, _answer in (
+    ("__create_write_items__", _write_items),
+    ("__create_chunk_list__", _chunk_list),
+    ("__get_tensor_shard__", _part),
+):
+    setattr(ShardTensor, _name, _answer)

@@ -159,7 +159,7 @@ class OverWorld(NamedTuple):
     within: Over
     world: c.Group
     copies: int
-    count: torch.Tensor
+    count: torch.Tensor  # type: ignore[assignment]  # tuple.count is not used
 
     def here(self, value, dtype=None):
         return self.within.here(value, dtype)
@@ -227,4 +227,4 @@ def _forward_for_shards(plain):
     return forward
 
 
-nn.SyncBatchNorm.forward = _forward_for_shards(nn.SyncBatchNorm.forward)
+setattr(nn.SyncBatchNorm, "forward", _forward_for_shards(nn.SyncBatchNorm.forward))  # noqa: B010

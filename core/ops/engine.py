@@ -1,5 +1,7 @@
 """The autograd engine on ShardTensors: ``backward``, ``autograd.grad``, and ``x.data = y``."""
 
+from typing import Any
+
 import torch
 from torch.autograd.graph import get_gradient_edge
 
@@ -8,6 +10,8 @@ from core.dispatch import composed
 from core.errors import ShardingError
 from core.gradients import running
 from core.shard_tensor import ShardTensor
+
+_DATA: Any = torch.Tensor.data  # of the class: what gets and sets it
 
 
 # Gradient edges instead of tensors: a backward pass may recompute a checkpointed forward, so it must run with
@@ -42,7 +46,7 @@ def _backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False,
         torch.autograd.backward(_edges(tensors), seeds, retain_graph, create_graph, inputs=inputs)
 
 
-@composed(torch.Tensor.data.__set__)
+@composed(_DATA.__set__)
 def _set_data(tensor, data):
     """``x.data = y``: torch changes the wrapper, and the part must change with it."""
     if not isinstance(tensor, ShardTensor) or not isinstance(data, ShardTensor):

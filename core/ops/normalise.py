@@ -41,7 +41,7 @@ class OverBlocks(NamedTuple):
     channels: int
     width: int
     blocks: int
-    count: int
+    count: int  # type: ignore[assignment]  # tuple.count is not used
     groups: list
 
     def here(self, value, dtype=None):

@@ -219,5 +219,5 @@ def _in_order(func):
     return call
 
 
-for _f in (torch.Tensor.contiguous, torch.reshape, torch.Tensor.reshape, torch.flatten, torch.Tensor.flatten):
-    composed(_f)(_in_order(_f))
+for _copies in (torch.Tensor.contiguous, torch.reshape, torch.Tensor.reshape, torch.flatten, torch.Tensor.flatten):
+    composed(_copies)(_in_order(_copies))
