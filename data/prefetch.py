@@ -8,6 +8,8 @@ import atexit
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
+from data.processes import end_with_parent
+
 
 class Prefetcher:
     """A :class:`data.reader.Reader` that reads through another one, partly in advance.
@@ -65,6 +67,7 @@ _opened = []
 
 
 def _open(reader):
+    end_with_parent()
     _opened[:] = [reader]
 
 

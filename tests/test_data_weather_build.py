@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from weather_files import (
     write_mrms,
 )
 
+from data.processes import end_with_parent
 from data.weather import build, stageiv, writer
 from data.weather.archive import WeatherReader
 from data.weather.files import sha256
@@ -276,3 +278,27 @@ def test_full_disk_and_single_bands_beside_each_other(tmp_path):
     assert data.coverage.values[0].tolist() == [1, 1] and data.coverage.values[1, 0] == 0
     assert 0.3 < data.coverage.values[1, 1] < 0.7  # what its flags call out of range is missing
     assert WeatherReader(out).attrs["matching"]["abi"]["satellite"] == "G19"
+
+
+def _parent(pipe):
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(pipe,))
+    child.start()
+    child.join()
+
+
+def _child(pipe):
+    end_with_parent()
+    pipe.send("here")
+    time.sleep(600)
+
+
+def test_workers_end_when_their_parent_is_killed():
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    parent = context.Process(target=_parent, args=(theirs,))
+    parent.start()
+    theirs.close()
+    assert ours.recv() == "here"
+    parent.kill()
+    with pytest.raises(EOFError):  # the child held the last end of the pipe
+        assert not ours.poll(60) or ours.recv()

@@ -21,7 +21,11 @@ from core.errors import InputError
 from data.weather.bucket import Object, fetch_object, list_objects, matches
 
 GOES, MRMS = "https://noaa-goes{satellite}.s3.amazonaws.com", "https://noaa-mrms-pds.s3.amazonaws.com"
-RADAR = {"refc": "MergedReflectivityQCComposite_00.50", "refb": "MergedBaseReflectivityQC_00.50"}
+RADAR = {
+    "refc": "MergedReflectivityQCComposite_00.50",
+    "refb": "MergedBaseReflectivityQC_00.50",
+    "rate": "PrecipRate_00.00",
+}
 OWNERS = {  # who looks from a place, since when; source: NOAA OSPO
     "east": [("2017-12-18", "16"), ("2025-04-07", "19")],
     "west": [("2019-02-12", "17"), ("2023-01-04", "18")],
@@ -216,7 +220,7 @@ def _parser():
     add("--out", required=True, type=Path, help="folder; files go to abi/, mrms/ and glm/ in it")
     add("--abi", nargs="*", default=[], help="imagery: MCMIPC, MCMIPF, CMIPC, CMIPF, ACHAC ...")
     add("--bands", nargs="*", type=int, default=[2, 7, 8, 9, 10, 13], help="of CMIPC and CMIPF, 1 to 16")
-    add("--mrms", nargs="*", default=[], choices=RADAR, help="composite and base reflectivity")
+    add("--mrms", nargs="*", default=[], choices=RADAR, help="composite and base reflectivity, rain rate")
     add("--glm", action="store_true", help="lightning, all files of the span")
     add("--satellite", default="east", help="east, west or a number: 16, 17, 18, 19")
     add("--every", type=lambda text: int(text) * 60 * SECOND, default=600 * SECOND, metavar="MINUTES",

@@ -8,10 +8,13 @@ import multiprocessing
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 
+from data.processes import end_with_parent
+
 _kept = []
 
 
 def _keep(function):
+    end_with_parent()
     _kept[:] = [function]
 
 
