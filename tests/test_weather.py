@@ -383,9 +383,11 @@ def test_evaluation(folder, single):
     assert len(scores["steps"]["rank_histogram"][0]) == 3 and results["members"]["steps"] == 2
     assert results["windows"]["km"] == pytest.approx([6, 18, 42, 102, 198])
     report = (out / "report.html").read_text()
-    assert report.count("data:image/png;base64,") == 14 and "http" not in re.sub("base64,[^']*", "", report)
+    assert report.count("data:image/png;base64,") == 14 and report.count("data:image/gif;base64,") == 2
+    assert "http" not in re.sub("base64,[^']*", "", report)
     kinds = ("errors", "events", "neighborhoods", "probabilities", "ranks", "spectra", "maps")
     pictures = {f"{kind}_{channel}.png" for kind in kinds for channel in ("refc", "bt13")}
+    pictures |= {"loop_refc.gif", "loop_bt13.gif"}
     assert {p.name for p in out.iterdir()} == {"results.json", "report.html"} | pictures
     reader, square, n = WeatherReader(folder / "archive.zarr"), 0.0, 0
     for time in results["cases"]:  # persistence over 20 minutes by hand

@@ -82,7 +82,8 @@ def main(folder, domain):
     if rank == 0:
         torch.save(found, out / "gradients.pt")
         (out / "result.json").write_text(json.dumps({"losses": result.losses, "scores": result.scores}))
-    forecast.main.__wrapped__(forecast_arguments(folder, result.checkpoint, out / "forecast.zarr"))
+    made = forecast_arguments(folder, result.checkpoint, out / "forecast.zarr")
+    forecast.main.__wrapped__([*made, "--domain", str(domain)])
     evaluate.main.__wrapped__([*evaluate_arguments(folder, result.checkpoint, out), "--domain", str(domain)])
     broken = ["--archive", f"{folder}/broken.zarr", "--out", str(out / "broken"), "--domain", str(domain)]
     try:

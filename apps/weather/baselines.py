@@ -53,10 +53,13 @@ def choose(names, aloud=True):
     return NAMES if names is None else tuple(name for name in NAMES if name in names)
 
 
-def forecasts(names, frames, index, steps, members, seed):
+def forecasts(names, frames, index, steps, members, seed, hrrr=None):
     """Forecasts after frame ``index``: {name: {channel: (lead, member, y, x)}}, fp64 in the units of the archive.
 
-    One member of persistence and extrapolation, ``members`` of STEPS, which knows radar channels only.
+    One member of persistence, extrapolation and HRRR, ``members`` of STEPS; STEPS knows radar channels only.
+
+    Args:
+        hrrr: `apps.weather.hrrr.Hrrr`, or None.
     """
     facts, now = frames.facts, frames.physical(persistence(frames.history(index)).values)[0]
     out = {name: {} for name in names}
@@ -72,6 +75,11 @@ def forecasts(names, frames, index, steps, members, seed):
             counts = [members if name == "steps" else 1 for name in mine]
             for name, values in zip(mine, stacked.split(counts, 1)):
                 out[name][channel] = torch.where(values.isnan(), still, values)
+    if hrrr is not None and ECHOES[0] in facts.channels:
+        start, floor = frames.reader.times[index], facts.floor[facts.channels.index(ECHOES[0])]
+        times = start + facts.step * np.arange(1, steps + 1)
+        fields = hrrr.forecast(start, times, frames.reader.grid, floor) if frames.mesh.get_local_rank() == 0 else None
+        out["hrrr"] = {ECHOES[0]: _scattered(fields, frames, (steps, 1, *facts.shape))}
     return out
 
 
@@ -86,16 +94,23 @@ def _recent(frames, index, most=3):
 def _carried(names, frames, past, c, index, steps, members, seed):
     """The forecasts of one channel one behind another, (lead, member, y, x), NaN where nothing flows in."""
     fields = [torch.where(f.valid[0, c], frames.physical(f.values)[0, c], np.nan).full_tensor() for f in past]
-    mesh, values = frames.mesh, None
+    rows = None
     count = sum(members if name == "steps" else 1 for name in names)
-    shape = (steps, count, *fields[0].shape)
-    if mesh.get_local_rank() == 0:
+    if frames.mesh.get_local_rank() == 0:
         fields = [field.cpu().numpy() for field in fields]
         minutes = int(frames.reader.times[index].astype("datetime64[m]").astype(int))
         rows = _nowcasts(names, frames, fields, c, steps, members, (seed * 7919 + minutes) % 2**31)
-        values = torch.from_numpy(np.ascontiguousarray(rows)).to(past[0].values.device)
-    source = int(mesh.mesh.flatten()[0])
-    return scatter_tensor(values, source, mesh, [Shard(2)], shape, torch.float64, sizes=frames.sizes)
+    return _scattered(rows, frames, (steps, count, *frames.facts.shape))
+
+
+def _scattered(rows, frames, shape):
+    """What the first rank of the domain has, cut as the frames are."""
+    mesh, values = frames.mesh, None
+    if rows is not None:
+        values = torch.from_numpy(np.ascontiguousarray(rows.reshape(shape))).to(frames.latitude.device)
+    return scatter_tensor(
+        values, int(mesh.mesh.flatten()[0]), mesh, [Shard(2)], shape, torch.float64, sizes=frames.sizes
+    )
 
 
 def _nowcasts(names, frames, fields, c, steps, members, seed):

@@ -1,5 +1,7 @@
 """``python -m apps.weather.evaluate``: forecasts from the times of a held-out split, scored beside those of baselines.
 
+With ``--forecast`` those that were written before are scored.
+
 Sums of each case and lead are kept (`apps.weather.results` has the schema), no ratio is taken before they are added.
 Data groups share the cases, the ranks of a domain share each case. docs/verification.md defines every score.
 """
@@ -10,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import torch
 import torch.distributed as dist
 
 from apps import metrics
@@ -17,9 +21,14 @@ from apps.agree import together
 from apps.cli import check_counts, command, option, parse
 from apps.weather import baselines, figures, results
 from apps.weather.dataset import Frames
+from apps.weather.diffusion import SOLVERS
+from apps.weather.forecast import load_stages
+from apps.weather.hrrr import Hrrr
 from apps.weather.product import provenance
 from apps.weather.report import write_report
-from apps.weather.rollout import load, rounds, spread
+from apps.weather.rollout import rollout, rounds, spread
+from apps.weather.stages import merged
+from apps.weather.stored import Stored
 from apps.weather.verify import score_case
 from core import DistributedManager, InputError, checkpoint
 from data.weather.archive import WeatherReader
@@ -33,7 +42,11 @@ RUN = Path("runs/weather")
 class EvaluateConfig:
     """Options of an evaluation."""
 
-    checkpoint: str | None = option(None, f"step_... folder of a training; left out: the last one of {RUN}")
+    checkpoint: tuple[str, ...] | None = option(None, "step_... folder of a training, or one of each expert; left out: "
+                                                f"the last one of {RUN}")  # fmt: skip
+    satellite: tuple[str, ...] | None = option(None, "step_... folder of the model of the bands that --checkpoint is "
+                                               "told, or one of each expert")  # fmt: skip
+    forecast: tuple[str, ...] | None = option(None, "files of apps.weather.forecast to score instead of new forecasts")
     archive: str | None = option(None, "archive with the split to score; left out: the one of the training")
     out: str = option("runs/weather/evaluation", "folder of results.json, report.html and the figures")
     split: str = option("valid", "split of the archive")
@@ -41,15 +54,18 @@ class EvaluateConfig:
     members: int = option(4, "ensemble members, of the model and of STEPS")
     cases: int = option(12, "starting times, evenly spaced over the split")
     seed: int = option(0, "of the ensembles, and of the draws of the intervals")
+    solver: str = option("heun", "heun: two calls of the network a step; dpm: one, for few steps", choices=SOLVERS)
     sampler_steps: int | None = option(None, "steps of the sampler; left out: as in training")
-    churn: float = option(0.0, "share by which noise is raised before each step of the sampler; 0: deterministic")
+    churn: float = option(0.0, "share by which Heun raises the noise before each step; 0: deterministic")
     at_once: int = option(8, "members that the network sees together; fewer need less memory")
     domain: int = option(1, "ranks that share one case; the rest of the world takes other cases")
     baselines: tuple[str, ...] | None = option(
         None, f"of {', '.join(baselines.NAMES)}; left out: all, those of pysteps where it is installed"
     )
+    hrrr: str | None = option(None, "folder of HRRR files (wrfsfc .grib2), to be scored too where they are valid")
+    hrrr_delay: float = option(60.0, "minutes after its start from which on a run of HRRR counts as available")
     draws: int = option(1000, "draws of the bootstrap over starting times")
-    figures: bool = option(True, "draw figures, which the report holds")
+    figures: bool = option(True, "draw figures and animations, which the report holds")
     block_hours: float = option(0.0, "starting times in so many hours are drawn together: cases that share weather")
 
 
@@ -62,43 +78,83 @@ def main(argv=None):
     with together():
         check_counts(config, "steps", "members", "cases", "sampler_steps", "at_once", "draws")
         names = baselines.choose(config.baselines, chief)
-        path = find_checkpoint(config.checkpoint)
-        reader = WeatherReader(config.archive or checkpoint.read_state(path)["task"]["archive"])
-    model, process, facts, state = load(path, config.sampler_steps, config.churn)
-    with together():
-        region = reader.split(config.split)
-        frames = Frames(reader, facts, mesh["domain"], model.config.patch, region, model.head.weight.dtype)
-        cases = spread(frames.starts(config.steps), config.cases)
-        if not cases:
-            raise InputError(
-                f"no {facts.history + config.steps} successive frames",
-                file=reader.path,
-                variable=f"{config.split} split",
-                remedy="Use fewer --steps or another --split",
-            )
-    sums, panels = score_all(model, process, frames, cases, config, names, mesh)
+        hrrr = Hrrr(config.hrrr, config.hrrr_delay) if config.hrrr else None
+    find = _stored if config.forecast else _made
+    ensembles, frames, cases, about = find(config, mesh)
+    sums, panels = score_all(ensembles, frames, cases, config, names, hrrr, mesh)
     if chief:
-        about = provenance(path, state, reader, process, split=config.split, seed=config.seed)
-        found = results.summarize(sums, facts, reader.times[cases], config, names, about)
+        names += ("hrrr",) if hrrr else ()
+        found = results.summarize(sums, frames.facts, frames.reader.times[cases], config, names, about)
         results.write(found, config.out)
         results.show(found)
         draw(found, panels, frames, config)
 
 
-def find_checkpoint(path):
-    """The checkpoint that was asked for, or the last one of the default run."""
-    path = path or checkpoint.latest(RUN / "checkpoints")
+def _made(config, mesh):
+    """New forecasts of a checkpoint: a function of a case to its ensembles, frames, cases, and where they come from."""
+    with together():
+        config.checkpoint = config.checkpoint or (find_checkpoint(),)
+        reader = WeatherReader(config.archive or checkpoint.read_state(config.checkpoint[0])["task"]["archive"])
+    stages = load_stages(config)
+    with together():
+        region, last = reader.split(config.split), stages[-1]
+        frames = Frames(reader, merged(stages), mesh["domain"], last.patch, region, last.dtype)
+        cases = spread(frames.starts(config.steps), config.cases)
+        if not cases:
+            raise InputError(
+                f"no {frames.facts.history + config.steps} successive frames",
+                file=reader.path,
+                variable=f"{config.split} split",
+                remedy="Use fewer --steps or another --split",
+            )
+
+    def ensembles(index):
+        members = range(config.members)
+        made = rollout(stages, frames, index, range(config.steps), members, config.seed, config.at_once)
+        return (frames.physical(frame.values) for frame in made)
+
+    return ensembles, frames, cases, provenance(stages, reader, split=config.split, seed=config.seed)
+
+
+def _stored(config, mesh):
+    """As `_made`, for forecasts in files: their own members, leads and starting times count."""
+    with together():
+        files = [Stored(path) for path in config.forecast]
+        first = files[0]
+        for file in files:
+            same = ("channels", "steps", "members", "history")
+            if any(getattr(file, name) != getattr(first, name) for name in same):
+                raise InputError(f"is not like {first.path}", file=file.path, variable=", ".join(same),
+                                 remedy="Score forecasts of one kind together")  # fmt: skip
+        reader = WeatherReader(config.archive or first.data.attrs["archive"])
+        frames = Frames(reader, first.facts(reader), mesh["domain"], 1, dtype=torch.float64)
+        config.steps, config.members, config.split = first.steps, first.members, "as forecast"
+        by_case = {}
+        for file in files:
+            file.facts(reader)
+            at = np.flatnonzero(reader.times == file.start)
+            if len(at) == 0 or int(at[0]) not in frames.starts(config.steps):
+                raise InputError(f"the archive lacks frames from {file.start} to the last lead", file=file.path,
+                                 variable="time", remedy="Give the --archive that holds what was observed")  # fmt: skip
+            by_case[int(at[0])] = file
+    about = {"forecasts": [str(file.path) for file in files], "forecast": dict(first.data.attrs)}
+    return lambda index: by_case[index].ensembles(frames, config.steps), frames, sorted(by_case), about
+
+
+def find_checkpoint():
+    """The last checkpoint of the default run."""
+    path = checkpoint.latest(RUN / "checkpoints")
     if path is None:
         raise InputError("holds no checkpoint", file=RUN, remedy="Run apps.weather.train, or name a --checkpoint")
     return path
 
 
-def score_all(model, process, frames, cases, config, names, mesh):
+def score_all(ensembles, frames, cases, config, names, hrrr, mesh):
     """Sums of all cases on all ranks, {"channel/source/name": fp64 (case, lead, ...)}, and the fields of one case."""
     order = [*cases[len(cases) // 2 :], *cases[: len(cases) // 2]]  # the first one is drawn: one from the middle
     sums, panels, start = {}, {}, order[0]
     for done, (index, counts) in enumerate(rounds(order, mesh)):
-        case, shown = score_case(model, process, frames, index, config, names, draw=done == 0)
+        case, shown = score_case(ensembles(index), frames, index, config, names, hrrr, draw=done == 0)
         panels = panels or shown
         for key, value in case.items():
             rows = sums.setdefault(key, value.new_zeros(len(cases), *value.shape))
@@ -128,22 +184,28 @@ def _figures(found, channel, drawn, frames, config):
         if name == "ranks" and not any("rank_histogram" in own for own in found["scores"][channel].values()):
             continue
         pictures.append((title, caption, drawing(out / f"{name}_{channel}.png", found, channel)))
-    return pictures + [_maps(channel, drawn, frames, config)]
+    return pictures + _pictures(channel, drawn, frames, config)
 
 
-def _maps(channel, drawn, frames, config):
-    """What was observed above what was forecast, at three leads of one case."""
+def _pictures(channel, drawn, frames, config):
+    """Maps of what was observed above what was forecast, at three leads of one case, and the same as an animation."""
     (index, panels), facts, (x, y) = drawn, frames.facts, frames.reader.axes
     start, leads = frames.reader.times[index], sorted({1, (config.steps + 1) // 2, config.steps})
     lines = state_lines_xy(SimpleNamespace(x=x, y=y)) if facts.crs == HRRR_CRS else []
-    rows = {name: [fields[lead - 1] for lead in leads] for name, fields in panels[channel].items()}
     titles = [
         f"{str(start + lead * facts.step)[:16].replace('T', ' ')} UTC, +{round(lead * facts.step_minutes)} min"
-        for lead in leads
+        for lead in range(1, config.steps + 1)
     ]
-    path, units = Path(config.out) / f"maps_{channel}.png", facts.units[facts.channels.index(channel)]
-    caption = f"Started {str(start)[:16].replace('T', ' ')} UTC. Sand: not seen. Black: state lines. STEPS: one member."
-    return "Maps", caption, figures.draw_maps(path, rows, titles, x, y, lines, channel, units)
+    rows = {name: [fields[lead - 1] for lead in leads] for name, fields in panels[channel].items()}
+    out, what = Path(config.out), (channel, facts.units[facts.channels.index(channel)])
+    some = [titles[lead - 1] for lead in leads]
+    maps = figures.draw_maps(out / f"maps_{channel}.png", rows, some, x, y, lines, *what)
+    told = f"Started {str(start)[:16].replace('T', ' ')} UTC. Sand: not seen."
+    moving = figures.animate(out / f"loop_{channel}.gif", panels[channel], titles, x, y, *what)
+    return [
+        ("Maps", f"{told} Black: state lines. STEPS: one member.", maps),
+        ("Animation", f"{told} All leads, one after another.", moving),
+    ]
 
 
 if __name__ == "__main__":

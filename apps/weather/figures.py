@@ -12,6 +12,7 @@ SOURCES = {  # label, colour, dashes
     "persistence": ("persistence", "0.45", ":"),
     "extrapolation": ("extrapolation", "#E69F00", "--"),
     "steps": ("STEPS", "#009E73", "-."),
+    "hrrr": ("HRRR", "#CC79A7", (0, (5, 1, 1, 1, 1, 1))),
     "observed": ("observed", "k", "-"),
 }
 MAPS = {"observed": "observed", "member 1": "model, member 1", "mean": "model, ensemble mean"}
@@ -153,6 +154,33 @@ def draw_maps(path, rows, titles, x, y, lines, channel, units):
     _scale_bar(axes[-1][0], extent)
     figure.colorbar(image, ax=axes, shrink=0.6, label=f"{channel} ({units})", extend="both")
     return save_figure(figure, path)
+
+
+def animate(path, rows, titles, x, y, channel, units):
+    """The fields of `draw_maps` one lead after another, sources beside each other: a GIF that starts over."""
+    from matplotlib import pyplot
+    from matplotlib.animation import FuncAnimation, PillowWriter
+
+    extent, style, height = [v / 1e3 for v in (x[0], x[-1], y[0], y[-1])], _style(channel, rows), len(y) / len(x)
+    figure, axes = new_figure(1, len(rows), 3.2 * len(rows) + 0.9, 3.2 * height + 0.7)
+    images = []
+    for ax, (source, fields) in zip(axes[0], rows.items()):
+        ax.set_facecolor("#dcc9a3")
+        images.append(ax.imshow(fields[0], origin="lower", extent=extent, interpolation="nearest", **style))
+        ax.set(xticks=[], yticks=[], title=MAPS.get(source) or SOURCES[source][0])
+    figure.colorbar(images[0], ax=axes, shrink=0.8, label=f"{channel} ({units})", extend="both")
+
+    def show(lead):
+        figure.suptitle(titles[lead], fontsize=11)
+        for image, fields in zip(images, rows.values()):
+            image.set_data(fields[lead])
+        return images
+
+    part = path.with_name(f".{path.name}")
+    FuncAnimation(figure, show, len(titles)).save(part, PillowWriter(fps=2), dpi=60)
+    pyplot.close(figure)
+    part.rename(path)
+    return path
 
 
 def _scale_bar(ax, extent):

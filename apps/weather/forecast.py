@@ -1,10 +1,13 @@
 """``python -m apps.weather.forecast``: an ensemble from one time of an archive, step by step, to Zarr or NetCDF.
 
-Under torchrun all ranks share the domain and each writes its own rows.
+A radar model that was told the satellite's bands needs ``--satellite``, the model that forecasts them: it goes first at
+each step. Under torchrun data groups share the members and the ``--domain`` ranks of a group share the grid; members
+are the same however ranks are arranged. A forecast that was killed goes on with ``--resume``.
 """
 
+import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import torch.distributed as dist
@@ -12,8 +15,10 @@ import torch.distributed as dist
 from apps.agree import together
 from apps.cli import check_counts, command, option, parse
 from apps.weather.dataset import Frames
+from apps.weather.diffusion import SOLVERS
 from apps.weather.product import Product, check_path, provenance
-from apps.weather.rollout import load, rollout
+from apps.weather.rollout import rollout, share
+from apps.weather.stages import chain, load, merged
 from core import DistributedManager, InputError
 from data.weather.archive import WeatherReader
 
@@ -22,16 +27,22 @@ from data.weather.archive import WeatherReader
 class ForecastConfig:
     """Options of a forecast."""
 
-    checkpoint: str = field(metadata={"help": "step_... folder of a training"})
+    checkpoint: tuple[str, ...] = field(metadata={"help": "step_... folder of a training, or one of each expert"})
     archive: str = field(metadata={"help": "archive that holds the frames up to --init"})
-    init: str = field(metadata={"help": "time of the last frame of the history, such as 2021-06-21T20:00"})
     out: str = field(metadata={"help": "file to write, .zarr or .nc"})
+    init: str = option("latest", "time of the last frame of the history, such as 2021-06-21T20:00")
+    satellite: tuple[str, ...] | None = option(None, "step_... folder of the model of the bands that --checkpoint is "
+                                               "told, or one of each expert")  # fmt: skip
     steps: int = option(6, "steps ahead")
     members: int = option(4, "ensemble members")
     seed: int = option(0, "of the ensemble")
+    solver: str = option("heun", "heun: two calls of the network a step; dpm: one, for few steps", choices=SOLVERS)
     sampler_steps: int | None = option(None, "steps of the sampler; left out: as in training")
-    churn: float = option(0.0, "share by which noise is raised before each step of the sampler; 0: deterministic")
+    churn: float = option(0.0, "share by which Heun raises the noise before each step; 0: deterministic")
     at_once: int = option(8, "members that the network sees together; fewer need less memory")
+    domain: int | None = option(None, "ranks that share the grid; left out: all")
+    products: bool = option(True, "also means, probabilities and rain rates")
+    resume: bool = option(False, "go on with a forecast that was broken off")
     overwrite: bool = option(False, "replace an existing output")
 
 
@@ -39,47 +50,78 @@ class ForecastConfig:
 def main(argv=None):
     config = parse(ForecastConfig, argv, __doc__.splitlines()[0])
     DistributedManager.initialize()
-    mesh = DistributedManager().initialize_mesh((-1,), ("domain",))
     with together():
         check_path(config.out, config.overwrite)
-        check_counts(config, "steps", "members", "sampler_steps", "at_once")
+        check_counts(config, "steps", "members", "sampler_steps", "at_once", "domain")
         reader = WeatherReader(config.archive)
-    model, process, facts, state = load(config.checkpoint, config.sampler_steps, config.churn)
+    mesh = DistributedManager().initialize_mesh((-1, config.domain or dist.get_world_size()), ("ddp", "domain"))
+    stages = load_stages(config)
     with together():
-        frames = Frames(reader, facts, mesh, model.config.patch, dtype=model.head.weight.dtype)
-        index = find_start(reader, facts, config.init)
+        frames = Frames(reader, merged(stages), mesh["domain"], stages[-1].patch, dtype=stages[-1].dtype)
+        index = find_start(reader, frames.facts, config.init)
         frames.history(index)
-    chief = dist.get_rank() == 0
-    about = provenance(config.checkpoint, state, reader, process, init=config.init, seed=config.seed) if chief else {}
-    with Product(config.out, frames, reader.times[index], config.steps, config.members, about) as product:
-        ensemble = rollout(model, process, frames, index, config.steps, config.members, config.seed, config.at_once)
-        for lead, members in enumerate(ensemble):
-            product.write(lead, members)
+    chief, members = dist.get_rank() == 0, share(config.members, mesh)
+    start = reader.times[index]
+    about = provenance(stages, reader, init=str(start), seed=config.seed, config=_told(config)) if chief else {}
+    size = config.steps, config.members
+    with Product(config.out, frames, start, *size, about, mesh, config.resume, config.products) as product:
+        if chief and product.done:
+            print(f"going on after step {product.done}", file=sys.stderr, flush=True)
+        leads = range(product.done, config.steps) if members else ()
+        past = product.past(members) if members else ()
+        for lead, ensemble in zip(
+            leads, rollout(stages, frames, index, leads, members, config.seed, config.at_once, past)
+        ):
+            product.write(lead, members, ensemble)
             if chief:
                 print(f"step {lead + 1}/{config.steps}", file=sys.stderr, flush=True)
     if chief:
         print(f"forecast {config.out}")
 
 
+def load_stages(config):
+    """The stages that --checkpoint and --satellite name, with the sampler of the other options."""
+    sampler = dict(steps=config.sampler_steps, churn=config.churn, solver=config.solver)
+    last = load(config.checkpoint, **sampler)
+    return chain(last, load(config.satellite, **sampler) if config.satellite else None)
+
+
+def _told(config):
+    """What the forecast depends on, as text: how ranks were arranged and where it is written do not count."""
+    arranged = ("domain", "at_once", "out", "resume", "overwrite")
+    return json.dumps({name: value for name, value in asdict(config).items() if name not in arranged})
+
+
 def find_start(reader, facts, text):
-    """Index of the frame at a time given as text, which must have its history before it.
+    """Index of the frame at a time given as text, which must have its history before it; "latest" is the last such.
 
     Raises:
         InputError: text that is no time, a time that is not in the archive, a gap before it.
     """
-    say = dict(file=reader.path, variable="time")
+    say, h = dict(file=reader.path, variable="time"), facts.history
+    if text == "latest":
+        index = next((i for i in range(len(reader.times) - 1, h - 2, -1) if _even(reader, facts, i)), None)
+        if index is None:
+            raise InputError(f"has no {h} successive frames", remedy="Build a longer archive", **say)
+        return index
     try:
         time = np.datetime64(text, "s")
     except ValueError:
-        raise InputError(f"{text!r} is no time", remedy="Write --init as 2021-06-21T20:00") from None
+        raise InputError(f"{text!r} is no time", remedy="Write --init as 2021-06-21T20:00, or latest") from None
     found = np.flatnonzero(reader.times == time)
     if len(found) == 0:
         near = reader.times[np.abs(reader.times - time).argmin()]
         raise InputError(f"holds no frame at {time}", remedy=f"The nearest is at {near}", **say)
-    index, h = int(found[0]), facts.history
-    if index < h - 1 or (np.diff(reader.times[index - h + 1 : index + 1]) != facts.step).any():
+    index = int(found[0])
+    if not _even(reader, facts, index):
         raise InputError(f"lacks some of the {h} frames up to {time}", remedy="Choose a later --init", **say)
     return index
+
+
+def _even(reader, facts, index):
+    """Whether the history up to a frame is in the archive without a gap."""
+    first = index - facts.history + 1
+    return first >= 0 and bool((np.diff(reader.times[first : index + 1]) == facts.step).all())
 
 
 if __name__ == "__main__":

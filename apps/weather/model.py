@@ -1,11 +1,12 @@
 """The denoiser: patches, neighbourhood attention steered by the noise level, a linear head.
 
-A plain ``nn.Module``. No parameter is tied to the grid, so any height and width will do: the far edges are filled up to
-whole patches with missing pixels, which carry the value 0 and the validity 0, and the result is cropped. Cut over many
-ranks it moves only the halo of the attention, provided that every rank holds whole patches
-(:func:`apps.weather.dataset.row_sizes` cuts so; other cuts are right too, but move rows).
+A plain ``nn.Module``. Nothing but learned positions is tied to the grid, so any height and width will do: the far edges
+are filled up to whole patches with missing pixels, which carry the value 0 and the validity 0, and the result is
+cropped. Cut over many ranks it moves only the halos of attention and convolutions, provided that every rank holds whole
+patches (:func:`apps.weather.dataset.row_sizes` cuts so; other cuts are right too, but move rows).
 
-Sources: Peebles and Xie 2023 (adaLN-Zero), Hassani et al. 2023 (neighbourhood attention).
+Sources: Peebles and Xie 2023 (adaLN-Zero), Hassani et al. 2023 (neighbourhood attention), Pathak et al. 2026 (the
+combination, mask tokens, convolutions after the head).
 """
 
 import math
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from apps.weather.positions import placed, turned, turns
 from core import neighborhood_attention
 
 LEVELS = 128  # Fourier features of the noise level
@@ -22,8 +24,15 @@ LEVELS = 128  # Fourier features of the noise level
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the denoiser. ``conditions``: channels beside the noisy state; ``kernel``: in patches, odd;
-    ``fine``: channels of the convolutions that close the seams between patches."""
+    """Sizes of the denoiser; the default of each choice is that of the preset ``tiny``.
+
+    channels, conditions: of the noisy state and beside it. kernel: in patches, odd. fine: channels of the convolutions
+    that close the seams between patches; 0: none. positions: one of `apps.weather.positions.KINDS`; grid: rows and
+    columns of tokens, for learned ones. qk_norm: queries and keys are scaled to unit mean square, channel by channel
+    weighted. window: frames and channels of the history that leads the conditions, each frame its values, then its
+    validity. gaps: what the validity is, "inputs" of the patches; "tokens", one learned in each block for each frame
+    and channel of which a patch shows nothing; or "both".
+    """
 
     channels: int
     conditions: int
@@ -33,6 +42,21 @@ class ModelConfig:
     kernel: int = 7
     patch: int = 4
     fine: int = 32
+    positions: str = "waves"
+    grid: tuple[int, int] | None = None
+    qk_norm: bool = False
+    window: tuple[int, int] = (0, 0)
+    gaps: str = "inputs"
+
+    @property
+    def masks(self):
+        """Validities that mask tokens stand for."""
+        return 0 if self.gaps == "inputs" else math.prod(self.window)
+
+    @property
+    def inputs(self):
+        """Channels that the patches are made of."""
+        return self.channels + self.conditions - (math.prod(self.window) if self.gaps == "tokens" else 0)
 
 
 class Denoiser(nn.Module):
@@ -41,56 +65,94 @@ class Denoiser(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config, width, p = config, config.width, config.patch
-        self.embed = nn.Conv2d(config.channels + config.conditions, width, p, stride=p)
+        self.embed = nn.Conv2d(config.inputs, width, p, stride=p)
         self.level = nn.Sequential(nn.Linear(2 * LEVELS, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
-        self.blocks = nn.ModuleList(Block(width, config.heads, config.kernel) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.last = nn.Linear(width, 2 * width)
         self.head = nn.Linear(width, config.channels * p * p)
-        fine = config.fine
-        self.fine = nn.Conv2d(2 * config.channels + config.conditions, fine, 3, padding=1)
-        self.finer = nn.Conv2d(fine, config.channels, 3, padding=1)
+        if config.fine:
+            self.fine = nn.Conv2d(config.channels + config.inputs, config.fine, 3, padding=1)
+            self.finer = nn.Conv2d(config.fine, config.channels, 3, padding=1)
         self.apply(_initialise)
-        for layer in (self.last, self.head, self.finer, *(block.steer for block in self.blocks)):
+        zero = [self.last, self.head, *(block.steer for block in self.blocks)]
+        for layer in [*zero, self.finer] if config.fine else zero:
             nn.init.zeros_(layer.weight)
+        if config.positions == "learned":
+            self.place = nn.Parameter(0.02 * torch.randn(*config.grid, width))
 
     def forward(self, noisy, conditions, level):
         """(batch, channels, y, x), (batch, conditions, y, x) and (batch,), in -2 to 2, to (batch, channels, y, x)."""
         height, width = noisy.shape[-2:]
         p = self.config.patch
-        seen = torch.cat([noisy, conditions], 1)
-        x = self.embed(F.pad(seen, (0, -width % p, 0, -height % p))).permute(0, 2, 3, 1)
-        rows, columns = positions(x.shape[1], x), positions(x.shape[2], x)
-        x = x + F.pad(rows, (0, rows.shape[-1]))[:, None] + F.pad(columns, (columns.shape[-1], 0))
+        valid, told = self._told(conditions)
+        seen = torch.cat([noisy, *told], 1)
+        x = self.embed(self._whole(seen)).permute(0, 2, 3, 1)
+        x, turn = self._located(x)
+        gaps = 1 - F.max_pool2d(self._whole(valid), p).permute(0, 2, 3, 1) if self.config.masks else None
         level = self.level(fourier(level))
         for block in self.blocks:
-            x = block(x, level)
+            x = block(x, level, gaps, turn)
         shift, scale = self.last(level)[:, None, None].chunk(2, -1)
         x = self.head(modulated(x, shift, scale))
         b, h, w, _ = x.shape
         x = x.view(b, h, w, -1, p, p).permute(0, 3, 1, 4, 2, 5).reshape(b, -1, h * p, w * p)
         x = x[..., :height, :width]
+        if not self.config.fine:
+            return x
         return x + self.finer(F.gelu(self.fine(torch.cat([x, seen], 1)), approximate="tanh"))
+
+    def _told(self, conditions):
+        """The validities for mask tokens (batch, masks, y, x), or None, and the conditions that the patches take."""
+        if not self.config.masks:
+            return None, [conditions]
+        frames, channels = self.config.window
+        history = conditions[:, : 2 * frames * channels].unflatten(1, (frames, 2, channels))
+        valid = history[:, :, 1].flatten(1, 2)
+        if self.config.gaps == "both":
+            return valid, [conditions]
+        return valid, [history[:, :, 0].flatten(1, 2), conditions[:, 2 * frames * channels :]]
+
+    def _whole(self, x):
+        """Filled up with zeros to whole patches."""
+        return F.pad(x, (0, -x.shape[-1] % self.config.patch, 0, -x.shape[-2] % self.config.patch))
+
+    def _located(self, x):
+        """Tokens that know where they are, and what turns their queries and keys, or None."""
+        kind, (_, h, w, width) = self.config.positions, x.shape
+        if kind == "rotary":
+            return x, turns(h, w, width // self.config.heads, x)
+        return (x + self.place if kind == "learned" else placed(x)), None
 
 
 class Block(nn.Module):
     """Attention within a neighbourhood, then an MLP; the noise level shifts, scales and gates both (adaLN-Zero)."""
 
-    def __init__(self, width, heads, kernel):
+    def __init__(self, config: ModelConfig):
         super().__init__()
-        self.heads, self.kernel = heads, kernel
+        width, self.heads, self.kernel = config.width, config.heads, config.kernel
         self.steer = nn.Linear(width, 6 * width)
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        self.norms = nn.ModuleList(nn.RMSNorm(width // config.heads) for _ in range(2 * config.qk_norm))
+        if config.masks:
+            self.missing = nn.Parameter(0.02 * torch.randn(width, config.masks))
 
-    def forward(self, x, level):
-        """Tokens (batch, y, x, width) and level embedding (batch, width) to tokens."""
+    def forward(self, x, level, gaps=None, turn=None):
+        """Tokens (batch, y, x, width) to tokens.
+
+        level: embedding (batch, width); gaps: 1 where a patch shows nothing, (batch, y, x, masks); turn: see `turned`.
+        """
         shift, scale, gate, shift2, scale2, gate2 = self.steer(level)[:, None, None].chunk(6, -1)
-        x = x + gate * self.attention(modulated(x, shift, scale))
+        if gaps is not None:
+            x = x + F.linear(gaps, self.missing)
+        x = x + gate * self.attention(modulated(x, shift, scale), turn)
         return x + gate2 * self.mlp(modulated(x, shift2, scale2))
 
-    def attention(self, x):
+    def attention(self, x, turn):
         b, h, w, width = x.shape
         q, k, v = self.qkv(x).view(b, h, w, 3, self.heads, width // self.heads).unbind(3)
+        q, k = (norm(x) for norm, x in zip(self.norms, (q, k))) if self.norms else (q, k)
+        q, k = (turned(x, *turn) for x in (q, k)) if turn else (q, k)
         return self.project(neighborhood_attention(q, k, v, self.kernel).reshape(b, h, w, width))
 
 
@@ -103,13 +165,6 @@ def fourier(level):
     frequency = 2 * math.pi * torch.logspace(math.log10(0.05), math.log10(5.0), LEVELS).to(level)
     angle = level[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], -1)
-
-
-def positions(count, like):
-    """Sines and cosines of ``count`` positions (Vaswani et al. 2017), half as wide as the tokens ``like``."""
-    waves = like.shape[-1] // 4
-    angle = torch.arange(count, device=like.device)[:, None] * 1e4 ** (-torch.arange(waves, device=like.device) / waves)
-    return torch.cat([angle.sin(), angle.cos()], -1).to(like.dtype)
 
 
 def _initialise(layer):

@@ -23,24 +23,28 @@ class PlanConfig(Mesh, TrainConfig):
     """Options of python -m apps.weather.plan."""
 
     grid: tuple[int, ...] = option((512, 896), "rows and columns, where there is no --archive; the country at 6 km")
-    fields: int = option(2, "channels, where there is no --archive; those of the made storms")
+    fields: int = option(2, "channels to learn, where there is no --archive; 8 bands, or 3 of radar and lightning")
+    beside: int = option(0, "channels that are told only, where there is no --archive; the 8 bands for radar")
 
 
 def _sizes(config):
-    """Rows, columns, channels and conditions."""
+    """Rows, columns, channels to learn, channels seen, and conditions."""
     if config.archive:
-        facts = Facts.of(WeatherReader(config.archive), config.history, config.channels)
-        return *facts.shape, len(facts.channels), facts.conditions
+        reader = WeatherReader(config.archive)
+        told, channels = config.names(reader.channels)
+        facts = Facts.of(reader, config.history, told + channels)
+        return *facts.shape, len(channels), len(facts.channels), facts.conditions
     if len(config.grid) != 2:
         raise InputError(f"a grid of {config.grid}", remedy="Give --grid rows and columns")
-    return *config.grid, config.fields, 2 * config.history * config.fields + SKY
+    seen = config.fields + config.beside
+    return *config.grid, config.fields, seen, 2 * config.history * seen + SKY
 
 
 @command
 def main(argv=None):
     config = parse(PlanConfig, argv, __doc__.splitlines()[0])
-    rows, columns, channels, conditions = _sizes(config)
-    model, process = config.model(channels, conditions), config.diffusion()
+    rows, columns, channels, seen, conditions = _sizes(config)
+    model, process = config.model(channels, conditions, seen, (rows, columns)), config.diffusion()
     state, told = (channels, rows, columns), (conditions, rows, columns)
     inputs = [(state, None), (state, torch.bool), (told, None), ((), None), (state, None)]
 

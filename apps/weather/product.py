@@ -1,6 +1,7 @@
 """The forecast as a file: CF names, map and units, provenance; complete under its name or absent.
 
-Zarr is written by all ranks, each its own rows, straight from the model. NetCDF is made from it by one rank at the end.
+Zarr is written by all ranks, each its own rows and members, straight from the model. NetCDF is made from it by one rank
+at the end.
 """
 
 import hashlib
@@ -19,9 +20,14 @@ import torch
 import torch.distributed as dist
 import zarr
 
-from core import InputError
+from apps.agree import together
+from apps.weather import products
+from apps.weather.baselines import Observed, persistence
+from apps.weather.events import EVENTS
+from core import InputError, ShardTensor, make_spec
 
 _EPOCH = "seconds since 1970-01-01"
+STATE, DONE = "unfinished_state", "unfinished_done"  # what a forecast needs to go on; gone when it is complete
 FORMATS = (".zarr", ".nc")
 
 
@@ -35,75 +41,128 @@ def check_path(path, overwrite):
 
 
 class Product:
-    """A forecast on its way to ``path``; a context manager that every rank enters.
+    """A forecast on its way to ``path``; a context manager that every rank of ``mesh`` (ddp, domain) enters.
 
-    Dims of each channel: (time, lead_time, member, y, x), float32, NaN where nothing was ever observed.
+    Dims of each channel: (time, lead_time, member, y, x), float32, NaN where nothing was ever observed. Until it is
+    complete it lies beside ``path`` under another name, with the last frames as the model has them, so that a forecast
+    that was killed goes on from there (``resume``).
     """
 
-    def __init__(self, path, frames, start, steps, members, about):
+    def __init__(self, path, frames, start, steps, members, about, mesh, resume=False, products=True):
         self.path, self.frames, self.start, self.steps, self.members = Path(path), frames, start, steps, members
-        self.about = about
+        self.about, self.mesh, self.resume, self.products = about, mesh, resume, products
         self.part = self.path.with_name(f".{self.path.stem}.partial.zarr")
         self.chief = dist.get_rank() == 0
+        self.window = tuple(slice(*frames.latitude.spec.local_range(dim)) for dim in (0, 1))
+        self.slots = frames.facts.history + 1  # one more than a step needs: the next may be half written
 
     def __enter__(self):
-        if self.chief:
-            shutil.rmtree(self.part, ignore_errors=True)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._create()
-        dist.barrier()
+        with together():
+            if self.chief and not (self.resume and self._goes_on()):
+                shutil.rmtree(self.part, ignore_errors=True)
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._create()
         self.group = zarr.open_group(self.part, mode="r+", zarr_format=3, use_consolidated=False)
         for name in ("latitude", "longitude"):
             part = getattr(self.frames, name)
-            self.group[name][self._rows] = part.to_local().cpu().numpy()
+            self.group[name][self.window] = part.to_local().cpu().numpy()
+        valid = persistence(self.frames.history(self._index())).valid[0].to_local().cpu().numpy()
+        for c, name in enumerate(self.frames.facts.channels):
+            self.group[f"{name}_seen"][0, *self.window] = valid[c]
+        done = self.group[DONE][...].all(1)
+        self.done = len(done) if done.all() else int(done.argmin())
+        dist.barrier()
         return self
 
-    def write(self, lead, ensemble):
-        """Stores `Observed` members (member, channel, y, x) of one step, scaled; each rank its rows."""
+    def past(self, members):
+        """The last ensembles that are complete, oldest first, for `apps.weather.rollout.rollout`."""
+        frames, out = self.frames, []
+        valid = _many(persistence(frames.history(self._index())).valid, len(members))
+        spec = make_spec(valid.device_mesh, valid.spec.placements, valid.shape, dict(enumerate(valid.spec.sizes)))
+        for lead in range(max(self.done - frames.facts.history, 0), self.done):
+            values = [self.group[STATE][lead % self.slots, m, :, *self.window] for m in members]
+            values = torch.from_numpy(np.stack(values)).to(valid.device, frames.dtype)
+            out.append(Observed(ShardTensor(values, spec), valid))
+        return out
+
+    def write(self, lead, members, ensemble):
+        """Stores `Observed` members (member, channel, y, x) of one step, scaled; each rank its rows.
+
+        members: their numbers.
+        """
         values = torch.where(ensemble.valid, self.frames.physical(ensemble.values), math.nan).to_local()
-        for c, name in enumerate(self.frames.facts.channels):
-            self.group[name][0, lead, :, self._rows] = values[:, c].float().cpu().numpy()
+        values, state = values.float().cpu().numpy(), ensemble.values.to_local().cpu().numpy()
+        for i, member in enumerate(members):
+            for c, name in enumerate(self.frames.facts.channels):
+                self.group[name][0, lead, member, *self.window] = values[i, c]
+            self.group[STATE][lead % self.slots, member, :, *self.window] = state[i]
+        dist.barrier(self.mesh.get_group("domain"))  # nothing is called done before all ranks of the domain wrote it
+        if self.mesh.get_local_rank("domain") == 0:
+            for member in members:
+                self.group[DONE][lead, member] = True
 
     def __exit__(self, kind, error, trace):
-        if kind is None:
-            dist.barrier()
+        if kind is not None:
+            return
+        dist.barrier()
+        if self.products:
+            for lead in range(dist.get_rank(), self.steps, dist.get_world_size()):
+                self._derive(lead)
+        dist.barrier()
         if self.chief:
-            try:
-                if kind is None:
-                    self._finish()
-            finally:
-                shutil.rmtree(self.part, ignore_errors=True)
-        if kind is None:
-            dist.barrier()
+            self._finish()
+        dist.barrier()
 
-    @property
-    def _rows(self):
-        return slice(*self.frames.latitude.spec.local_range(0))
+    def _index(self):
+        return int(np.flatnonzero(self.frames.reader.times == self.start)[0])
+
+    def _goes_on(self):
+        """Whether there is a part of this very forecast.
+
+        Raises:
+            InputError: there is one of another forecast.
+        """
+        if not (self.part / "zarr.json").exists():
+            return False
+        group = zarr.open_group(self.part, mode="r", zarr_format=3, use_consolidated=False)
+        for name, value in self.about.items():
+            if name != "history" and group.attrs.get(name) != value:
+                raise InputError(
+                    f"was {group.attrs.get(name)} in the forecast that was broken off, and is {value}",
+                    file=self.part, variable=name, remedy="Give the same options, or leave out --resume",
+                )  # fmt: skip
+        return DONE in group
 
     def _create(self):
-        facts, (x, y) = self.frames.facts, self.frames.reader.axes
+        facts, frames, (x, y) = self.frames.facts, self.frames, self.frames.reader.axes
         group = zarr.open_group(self.part, mode="w", zarr_format=3)
-        starts = np.cumsum(self.frames.sizes[0])[:-1].tolist()
-        rows = math.gcd(*starts) if starts else len(y)  # no chunk belongs to two ranks
-        shape, dims = (1, self.steps, self.members, len(y), len(x)), ("time", "lead_time", "member", "y", "x")
+        chunks = tuple(_chunk(frames.sizes.get(dim), n) for dim, n in enumerate((len(y), len(x))))
+        shape, place = (1, self.steps, self.members, len(y), len(x)), ("y", "x")
+        dims = ("time", "lead_time", "member", *place)
+        on_map = {"grid_mapping": "crs", "coordinates": "latitude longitude valid_time"}
+
+        def array(name, shape, chunks, dims, dtype="float32", **attrs):
+            empty = np.nan if dtype == "float32" else 0
+            made = group.create_array(
+                name, shape=shape, chunks=chunks, dtype=dtype, fill_value=empty, dimension_names=dims
+            )
+            made.attrs.update(attrs)
+
         for name, units in zip(facts.channels, facts.units):
-            array = group.create_array(
-                name,
-                shape=shape,
-                chunks=(1, 1, 1, rows, len(x)),
-                dtype="float32",
-                fill_value=np.nan,
-                dimension_names=dims,
-            )
-            long_name = self.frames.reader.attrs["long_names"][name]
-            array.attrs.update(
-                {
-                    "units": units,
-                    "long_name": long_name,
-                    "grid_mapping": "crs",
-                    "coordinates": "latitude longitude valid_time",
-                }
-            )
+            about = {"units": units, "long_name": frames.reader.attrs["long_names"][name], **on_map}
+            about |= {"ancillary_variables": f"{name}_seen"} | _standard(name)
+            array(name, shape, (1, 1, 1, *chunks), dims, **about)
+            flags = {"flag_values": [0, 1], "flag_meanings": "never_observed observed", "grid_mapping": "crs"}
+            array(f"{name}_seen", (1, *shape[3:]), (1, *chunks), ("time", *place), "int8", **flags,
+                  long_name="observed in the history; forecasts are made nowhere else")  # fmt: skip
+            sizes = {"member": self.members, "threshold": len(EVENTS[name].thresholds) if name in EVENTS else 0}
+            for suffix, (more, attrs) in products.kinds(name, units).items() if self.products else ():
+                extra = tuple(sizes[dim] for dim in more)
+                own = ("time", "lead_time", *(dim if dim == "member" else f"threshold_{name}" for dim in more), *place)
+                array(f"{name}_{suffix}", (1, self.steps, *extra, *shape[3:]), (1, 1, *extra, *shape[3:]), own,
+                      **on_map, **attrs)  # fmt: skip
+            if name in EVENTS and self.products:
+                _put(group, f"threshold_{name}", np.array(EVENTS[name].thresholds), (f"threshold_{name}",), units=units)
         leads = np.arange(1, self.steps + 1) * facts.step
         start = np.array([self.start], "datetime64[s]")
         seconds = {"units": _EPOCH, "calendar": "proleptic_gregorian"}
@@ -114,33 +173,59 @@ class Product:
         _put(group, "valid_time", valid, ("time", "lead_time"), standard_name="time", **seconds)
         _put(group, "member", np.arange(self.members), ("member",), standard_name="realization", units="1")
         for name, values in (("y", y), ("x", x)):
-            _put(
-                group,
-                name,
-                values,
-                (name,),
-                standard_name=f"projection_{name}_coordinate",
-                units="m",
-                axis=name.upper(),
-            )
+            standard = f"projection_{name}_coordinate"
+            _put(group, name, values, (name,), standard_name=standard, units="m", axis=name.upper())
         for name, units in (("latitude", "degrees_north"), ("longitude", "degrees_east")):
-            array = group.create_array(
-                name, shape=shape[3:], chunks=(rows, len(x)), dtype="float64", dimension_names=("y", "x")
-            )
-            array.attrs.update({"standard_name": name, "units": units})
+            array(name, shape[3:], chunks, place, "float64", standard_name=name, units=units)
         _put(group, "crs", np.array(0, np.int32), (), **facts.crs)
-        group.attrs.update({"Conventions": "CF-1.11", **self.about})
+        kept = (self.slots, self.members, len(facts.channels), *shape[3:])
+        array(STATE, kept, (1, 1, len(facts.channels), *chunks), ("slot", "member", "channel", *place),
+              str(frames.dtype).removeprefix("torch."))  # fmt: skip
+        array(DONE, (self.steps, self.members), (1, 1), ("lead_time", "member"), "bool")
+        about = {"channels": " ".join(facts.channels), "history_frames": facts.history, "grid_km": _spacing(facts)}
+        group.attrs.update({"Conventions": "CF-1.11", "neighborhood_km": products.RADIUS_KM, **about, **self.about})
+
+    def _derive(self, lead):
+        """The products of one step, from all members of it."""
+        facts = self.frames.facts
+        for name in facts.channels:
+            made = products.make(name, self.group[name][0, lead], _spacing(facts))
+            for suffix, values in made.items():
+                self.group[f"{name}_{suffix}"][0, lead] = values
 
     def _finish(self):
-        with (
-            warnings.catch_warnings()
-        ):  # xarray opens consolidated stores in one request; zarr calls that not yet standard
+        for name in (STATE, DONE):
+            del self.group[name]
+        with warnings.catch_warnings():
+            # xarray opens consolidated stores in one request; zarr calls that not yet standard
             warnings.filterwarnings("ignore", message="Consolidated metadata")
             zarr.consolidate_metadata(self.part)
         done = self.part if self.path.suffix == ".zarr" else _netcdf(self.part)
         if self.path.is_dir():
             shutil.rmtree(self.path)
         os.replace(done, self.path)
+        shutil.rmtree(self.part, ignore_errors=True)
+
+
+def _many(x, count):
+    return x.expand(count, *x.shape[1:])
+
+
+def _chunk(sizes, count):
+    """Extent of a chunk of ``count`` rows, so that none belongs to two ranks."""
+    return math.gcd(*np.cumsum(sizes)[:-1].tolist()) if sizes and len(sizes) > 1 else count
+
+
+def _standard(channel):
+    kind = channel.rstrip("0123456789")
+    names = {"refc": "equivalent_reflectivity_factor", "refb": "equivalent_reflectivity_factor",
+             "bt": "toa_brightness_temperature", "c": "toa_bidirectional_reflectance"}  # fmt: skip
+    return {"standard_name": names[kind]} if kind in names else {}
+
+
+def _spacing(facts):
+    """km between points."""
+    return (facts.x[1] - facts.x[0]) / (facts.shape[1] - 1) / 1e3
 
 
 def _put(group, name, values, dims, **attrs):
@@ -161,19 +246,20 @@ def _netcdf(store):
     return part
 
 
-def provenance(checkpoint, state, reader, process, **facts):
-    """Attributes that say where a result comes from: model, data, seeds, versions. JSON in strings, for NetCDF."""
+def provenance(stages, reader, **facts):
+    """Attributes that say where a result comes from: models, data, seeds, versions. JSON in strings, for NetCDF."""
+    paths = [path for stage in stages for path in stage.paths]
     return {
         "title": "forecast of a diffusion model",
         "source": f"shardfield {_version('shardfield')}, torch {torch.__version__}, zarr {_version('zarr')}",
         "history": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} apps.weather",
-        "checkpoint": str(checkpoint),
-        "checkpoint_step": state["step"],
-        "checkpoint_sha256": checkpoint_hash(checkpoint),
+        "checkpoint": " ".join(map(str, paths)),
+        "checkpoint_step": stages[-1].state["step"],
+        "checkpoint_sha256": " ".join(map(checkpoint_hash, paths)),
         "archive": str(reader.path),
         "archive_statistics_hash": reader.attrs["statistics_hash"],
         "archive_provenance": json.dumps(reader.attrs.get("provenance", {})),
-        "sampler": json.dumps(asdict(process)),
+        "sampler": json.dumps([asdict(stage.process) for stage in stages]),
         **facts,
     }
 

@@ -19,10 +19,11 @@ MARKS = {"+": " ▲", "-": " ▼", " ": ""}
 
 
 def write_report(path, results, figures):
-    """The report of ``results``; figures: {channel: [(title, caption, path of a PNG)]}."""
+    """The report of ``results``; figures: {channel: [(title, caption, path of a PNG or GIF)]}."""
     parts = [_head(results)]
     for channel in results["scores"]:
         parts.append(f"<h2>{escape(channel)}</h2>{_table(results, channel)}")
+        parts.append(_sun_table(results, channel))
         parts += [_figure(*figure) for figure in figures.get(channel, [])]
     parts.append(f"<details><summary>Provenance</summary><pre>{escape(_provenance(results))}</pre></details>")
     text = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Verification</title><style>{STYLE}</style>"
@@ -64,6 +65,21 @@ def _table(results, channel):
     return f"<table><tr><th></th><th></th>{head}</tr>{body}</table><p>{note}</p>"
 
 
+def _sun_table(results, channel):
+    """CRPS of reflected sunlight by the height of the sun; nothing for other channels."""
+    if channel not in results["sun"]:
+        return ""
+    head = "".join(f"<th>+{lead:.0f} min</th>" for lead in results["lead_minutes"])
+    body = ""
+    for part in results["sun"][channel]:
+        low, high = part["cos_zenith"]
+        for source, own in part["scores"].items():
+            cells = "".join(f"<td>{'' if v is None else f'{v:.3f}'}</td>" for v in own["crps"])
+            body += f"<tr><td>{low:g} to {high:g}</td><td>{SOURCES[source][0]}</td>{cells}</tr>"
+    note = "CRPS by the cosine of the solar zenith angle; empty where no point had such a sun."
+    return f"<p>{note}</p><table><tr><th></th><th></th>{head}</tr>{body}</table>"
+
+
 def _rows(results, channel, label, score, at, lower):
     out = ""
     for source, own in results["scores"][channel].items():
@@ -76,9 +92,9 @@ def _rows(results, channel, label, score, at, lower):
 
 
 def _figure(title, caption, path):
-    data = base64.b64encode(Path(path).read_bytes()).decode()
+    data, kind = base64.b64encode(Path(path).read_bytes()).decode(), Path(path).suffix[1:]
     return (
-        f"<figure><h3>{escape(title)}</h3><img alt='{escape(title)}' src='data:image/png;base64,{data}'>"
+        f"<figure><h3>{escape(title)}</h3><img alt='{escape(title)}' src='data:image/{kind};base64,{data}'>"
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 

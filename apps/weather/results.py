@@ -10,6 +10,7 @@ Top level (schema "shardfield-verification-1"); a list over leads unless it says
     scores           {channel: {source: {score: [lead] or [lead][threshold] or [lead][threshold][window] ...}}}
     intervals        the same with {"low", "high"} in place of a list: 95 % of the draws of the bootstrap
     differences      {channel: {baseline: {score: {"mean", "low", "high"}}}}: model less baseline in the same draws
+    sun              {channel: [{"cos_zenith": [low, high], "scores": {source: {score: [lead]}}}]} of reflected sunlight
     sums             {channel: {source: {sum: [case][lead]...}}}: add over cases, then `apps.metrics.scores`
     bootstrap        draws, block_hours, and the number of blocks drawn from; under five there are no intervals
     provenance       checkpoint, archive, seeds and versions
@@ -28,7 +29,7 @@ import numpy as np
 import torch
 
 from apps import metrics
-from apps.weather.events import EVENTS, WINDOWS
+from apps.weather.events import AT_SUN, EVENTS, SUN, WINDOWS
 
 SCHEMA = "shardfield-verification-1"
 FEWEST = 5  # blocks of starting times: of fewer, draws do not say how far the score may be off
@@ -45,6 +46,8 @@ def summarize(sums, facts, times, config, sources, about):
     weights = metrics.draws(len(times), config.draws, config.seed, blocks) if count >= FEWEST else None
     tree, found = _tree(sums), {"scores": {}, "intervals": {}, "differences": {}}
     for channel, by_source in tree.items():
+        if AT_SUN in channel:
+            continue
         scores = _scores({s: {k: v.sum(0) for k, v in own.items()} for s, own in by_source.items()})
         found["scores"][channel] = scores
         if weights is None:
@@ -74,6 +77,7 @@ def summarize(sums, facts, times, config, sources, about):
         "windows": {"cells": WINDOWS, "km": [w * spacing for w in WINDOWS]},
         "wavelengths_km": [[length / k for k in part] for part in (edges[:-1], edges[1:])],
         **found,
+        "sun": _by_sun(tree),
         "bootstrap": {"draws": config.draws, "block_hours": config.block_hours, "blocks": count},
         "sums": tree,
         "provenance": about,
@@ -85,6 +89,16 @@ def _tree(sums):
     for key, value in sums.items():
         channel, source, name = key.split("/")
         out.setdefault(channel, {}).setdefault(source, {})[name] = value
+    return out
+
+
+def _by_sun(tree):
+    """Scores of reflected sunlight by the height of the sun."""
+    out = {}
+    for name in (name for name in tree if AT_SUN in name):
+        channel, number = name.split(AT_SUN)
+        scores = {s: metrics.scores({k: v.sum(0) for k, v in own.items()}) for s, own in tree[name].items()}
+        out.setdefault(channel, []).append({"cos_zenith": list(SUN[int(number) :][:2]), "scores": scores})
     return out
 
 

@@ -1,58 +1,105 @@
 """From a history to the frames after it, one step at a time, each member on its own forecast."""
 
-from dataclasses import replace
+import math
 
 import torch
 
-from apps.loop import check_kind
 from apps.weather import diffusion
 from apps.weather.baselines import Observed, persistence
 from apps.weather.dataset import Facts
-from apps.weather.diffusion import Diffusion
-from apps.weather.model import Denoiser, ModelConfig
-from core import DistributedManager, InputError, checkpoint
-
-KIND = "weather denoiser"
+from apps.weather.events import LEAST
+from apps.weather.model import ModelConfig
+from core import InputError
 
 
-def step(model, process, frames, history, time, keys):
-    """The frame after ``history``, one draw per key, scaled (len(keys), channel, y, x).
+def step(network, process, frames, history, time, keys, told=0):
+    """The frame after ``history``, one draw per key, scaled (len(keys), channel, y, x); of the first ``told`` channels
+    the last value seen.
 
     history: list of `Observed` of one batch entry, or of one per key; time: of its last frame.
     """
-    now, count = persistence(history), len(keys)
+    count = len(keys)
+    now = _many(persistence(history).values, count)
     conditions = _many(frames.conditions(history, time), count)
-    noise = diffusion.noise_like(now.values, keys)
+    noise = diffusion.noise_like(now[:, told:], keys)
 
     def fresh(level):
-        return diffusion.noise_like(now.values, [(*key, level) for key in keys])
+        return diffusion.noise_like(noise, [(*key, level) for key in keys])
 
-    return frames.at_least_floor(now.values + diffusion.sample(model, noise, conditions, process, fresh))
+    made = now[:, told:] + diffusion.sample(network, noise, conditions, process, fresh)
+    return torch.cat([now[:, :told], made], 1)
 
 
-def rollout(model, process, frames, index, steps, members, seed, at_once=8):
-    """Yields `Observed` ensembles (member, channel, y, x), scaled, for each of ``steps`` steps after frame ``index``.
+def rollout(stages, frames, index, leads, members, seed, at_once=8, past=()):
+    """Yields `Observed` ensembles (member, channel, y, x), scaled, for each of ``leads`` after frame ``index``.
 
     A member depends on seed, start time and its number only. Forecasts are valid where the history was: elsewhere
-    nothing was ever learned. at_once: members that the network sees together.
+    nothing was ever learned.
+
+    Args:
+        stages: `apps.weather.stages.Stage` in the order in which they run; ``frames`` has the channels of all.
+        leads: numbers of the steps to do, 0 for the first one.
+        members: numbers of the members.
+        at_once: members that the networks see together.
+        past: what was yielded for the steps before ``leads``, or for the last ones of them, as many as the history has.
     """
-    start, facts = frames.reader.times[index], frames.facts
-    groups = [range(i, min(i + at_once, members)) for i in range(0, members, at_once)]
-    histories = [
-        [Observed(*(_many(part, len(g)) for part in frame)) for frame in frames.history(index)] for g in groups
-    ]
+    start, members = frames.reader.times[index], list(members)
+    history = [Observed(*(_many(part, len(members)) for part in frame)) for frame in frames.history(index)]
+    history = [*history, *past][-len(history) :]
     minutes = int(start.astype("datetime64[m]").astype(int))
-    for lead in range(steps):
-        for i, (group, history) in enumerate(zip(groups, histories)):
-            keys = [(seed, minutes, member, lead) for member in group]
-            seen = persistence(history).valid
-            values = step(model, process, frames, history, start + lead * facts.step, keys)
-            histories[i] = [*history[1:], Observed(torch.where(seen, values, 0), seen)]
-        yield Observed(*(torch.cat(parts) for parts in zip(*(history[-1] for history in histories))))
+    for lead in leads:
+        parts = []
+        for first in range(0, len(members), at_once):
+            chosen = slice(first, first + at_once)
+            keys = [(seed, minutes, member, lead) for member in members[chosen]]
+            own = [Observed(*(part[chosen] for part in frame)) for frame in history]
+            parts.append(_next(stages, frames, own, start + lead * frames.facts.step, keys))
+        history = [*history[1:], Observed(*(torch.cat(part) for part in zip(*parts)))]
+        yield history[-1]
+
+
+def _next(stages, frames, history, time, keys):
+    """The `Observed` frame after ``history``, to which each stage gives its channels."""
+    seen, names, made = persistence(history).valid, frames.facts.channels, {}
+    for number, stage in enumerate(stages):
+        own = [_chosen(frame, [names.index(c) for c in stage.facts.channels]) for frame in history]
+        values = step(stage.network, stage.process, frames, own[-stage.facts.history :], time,
+                      [(*key, number) for key in keys], stage.told)  # fmt: skip
+        made |= {name: values[:, stage.told + c] for c, name in enumerate(stage.made)}
+    values = settled(frames, torch.stack([made[name] for name in names], 1))
+    return Observed(torch.where(seen, values, 0), seen)
+
+
+def settled(frames, values):
+    """Scaled values (..., channel, y, x) of what can be: none below the floor, and none between nothing and a little.
+
+    A diffusion model leaves a little noise on what is mostly nothing, such as dBZ where there is no echo.
+    """
+    values, facts = frames.at_least_floor(values), frames.facts
+    for c, name in enumerate(facts.channels):
+        if name in LEAST and facts.floor[c] is not None:
+            half, floor = (facts.floor[c] + LEAST[name]) / 2, facts.floor[c]
+            half, floor = ((math.log1p(v) if facts.log[c] else v) for v in (half, floor))
+            low, nothing = ((v - facts.mean[c]) / facts.std[c] for v in (half, floor))
+            mine = torch.arange(len(facts.channels), device=values.device)[:, None, None] == c
+            values = torch.where(mine & (values < low), nothing, values)
+    return values
+
+
+def _chosen(frame, at):
+    if at == list(range(frame.values.shape[1])):
+        return frame
+    return Observed(*(torch.stack([part[:, c] for c in at], 1) for part in frame))
 
 
 def _many(x, count):
     return x.expand(count, *x.shape[1:])
+
+
+def share(members, mesh):
+    """The numbers of the members that this data group makes."""
+    groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
+    return range(members)[group::groups]
 
 
 def rounds(cases, mesh):
@@ -69,23 +116,6 @@ def rounds(cases, mesh):
 def spread(cases, count):
     """``count`` of the cases, evenly spaced; all where there are fewer."""
     return cases[:: max(len(cases) // count, 1)][:count]
-
-
-def load(path, sampler_steps=None, churn=0.0):
-    """The averaged model of a checkpoint on this process's device, its `Diffusion`, `Facts` and stored state.
-
-    Raises:
-        InputError: no checkpoint, a damaged one, or one of another model.
-    """
-    state = checkpoint.read_state(path)
-    check_kind(state, KIND, path)
-    task = state["task"]
-    process = replace(Diffusion(**task["diffusion"]), churn=churn)
-    process = replace(process, steps=sampler_steps) if sampler_steps else process
-    dtype = torch.float64 if task["precision"] == "fp64" else torch.float32
-    model = Denoiser(ModelConfig(**task["model"])).to(DistributedManager().device, dtype)
-    checkpoint.load(path, model, averaged=True)
-    return model.eval(), process, Facts.from_json(task["facts"]), state
 
 
 def check_sizes(config: ModelConfig, facts: Facts, file):

@@ -20,13 +20,15 @@ from apps.weather.baselines import persistence
 from apps.weather.config import TrainConfig
 from apps.weather.dataset import Facts, Frames
 from apps.weather.model import Denoiser
-from apps.weather.rollout import KIND, check_sizes, rounds, spread, step
+from apps.weather.rollout import check_sizes, rounds, settled, spread, step
+from apps.weather.stages import KIND
 from core import DistributedManager, InputError, checkpoint
 from data.weather.archive import WeatherReader
 from data.weather.synthetic import Storms, build_synthetic
 
 EMBEDDED = Path("runs/synthetic-storms.zarr")
-_LEVEL, _STATE, _MEMBER = range(3)  # first number of a key: what its noise is for
+_LEVEL, _STATE, _MEMBER, _RANGE = range(4)  # first number of a key: what its noise is for
+RANGES = 4  # of noise, whose losses validation gives one by one
 
 
 @dataclass
@@ -37,11 +39,14 @@ class WeatherTask:
     reader: WeatherReader
     facts: Facts
     mesh: object
+    told: int = 0  # channels, the first ones, that are not learned
     kind: str = field(default=KIND, init=False)
 
     def __post_init__(self):
         config, facts = self.config, self.facts
-        self.model, self.process = config.model(len(facts.channels), facts.conditions), config.diffusion()
+        count, self.process = len(facts.channels), config.diffusion()
+        self.model = config.model(count - self.told, facts.conditions, count, facts.shape)
+        self.weights = _channel_weights(config, facts.channels[self.told :])
         self.dtype = torch.float64 if config.precision == "fp64" else torch.float32
         check_sizes(self.model, facts, self.reader.path)
         self.training, self.validation = self._frames("train"), self._frames("valid")
@@ -58,7 +63,8 @@ class WeatherTask:
 
     def _frames(self, split):
         region = self.reader.split(split)
-        return Frames(self.reader, self.facts, self.mesh["domain"], self.model.patch, region, self.dtype)
+        policy = self.config.missing, self.config.least
+        return Frames(self.reader, self.facts, self.mesh["domain"], self.model.patch, region, self.dtype, *policy)
 
     def build(self):
         """A new model on the device of this process."""
@@ -67,16 +73,27 @@ class WeatherTask:
     def count(self):
         return len(self.starts)
 
+    def expect(self, samples):
+        """Begins to read what `loss` of these samples will need."""
+        self.training.expect([self.starts[i] for i, _ in samples])
+
     def loss(self, model, samples):
         with together():
             batch = self.training.batch([self.starts[i] for i, _ in samples])
         keys = [(self.config.seed, position) for _, position in samples]
         sigma = self.process.sigma(diffusion.numbers(batch.clean, [(_LEVEL, *key) for key in keys]))
-        noise = diffusion.noise_like(batch.clean, [(_STATE, *key) for key in keys])
-        return diffusion.loss(model, batch.clean, batch.valid, batch.conditions, sigma, noise, self.process)
+        return self._losses(model, batch, sigma, [(_STATE, *key) for key in keys]).mean()
+
+    def _losses(self, model, batch, sigma, keys):
+        """Losses (batch,) of the learned channels at noise of these levels and keys."""
+        clean, valid = (part[:, self.told :] for part in (batch.clean, batch.valid))
+        noise = diffusion.noise_like(clean, keys)
+        weights = None if self.weights is None else self.weights.to(clean)
+        return diffusion.losses(model, clean, valid, batch.conditions, sigma, noise, self.process, weights)
 
     def validate(self, model):
-        """Loss at fixed noise, and per channel RMSE and CRPS of one-step ensembles beside those of persistence."""
+        """Loss at fixed noise, also by range of noise, and per channel RMSE and CRPS of one-step ensembles beside those
+        of persistence. Every case is computed alone, so the numbers do not depend on how cases are dealt."""
         total = {}
         for index, counts in rounds(self.cases, self.mesh):
             total = metrics.add(total, {key: value * counts for key, value in self._sums(model, index).items()})
@@ -87,22 +104,28 @@ class WeatherTask:
         with together():
             batch, history, truth = frames.batch([index]), frames.history(index), frames.observed(index + 1)
         sigma = process.sigma(diffusion.numbers(batch.clean, [(_LEVEL, seed, index)]))
-        noise = diffusion.noise_like(batch.clean, [(_STATE, seed, index)])
-        loss = diffusion.loss(model, batch.clean, batch.valid, batch.conditions, sigma, noise, process)
+        losses = [self._losses(model, batch, sigma, [(_STATE, seed, index)])]
+        ends = process.ranges(RANGES)
+        for low, high in zip(ends, ends[1:]):
+            middle = torch.full_like(sigma, (low * high) ** 0.5)
+            losses.append(self._losses(model, batch, middle, [(_RANGE, seed, index)]))
         keys = [(_MEMBER, seed, index, member) for member in range(self.config.members)]
-        members = step(model, process, frames, history, frames.reader.times[index], keys)
+        time = frames.reader.times[index]
+        members = settled(frames, step(model, process, frames, history, time, keys, self.told))
         now = persistence(history)
         valid = (truth.valid & now.valid)[0]
         share = torch.ones(1, dtype=torch.float64, device=valid.device) / self.mesh["domain"].size()
-        sums = {"loss": loss.to_local() * share, "cases": share}
+        sums = {"loss": torch.cat([part.to_local() for part in losses]) * share, "cases": share}
         for name, values in (("model", members), ("persistence", now.values)):
             of_one = metrics.ensemble_sums(frames.physical(values), frames.physical(truth.values)[0], valid, (1, 2))
             sums |= {f"{name} {key}": value for key, value in of_one.items()}
         return sums
 
     def _scores(self, sums):
-        out = {"loss": (sums["loss"] / sums["cases"]).item()}
-        for c, channel in enumerate(self.facts.channels):
+        loss, *by_range = (sums["loss"] / sums["cases"]).tolist()
+        ends, out = self.process.ranges(RANGES), {"loss": loss}
+        out |= {f"loss/noise {low:.3g} to {high:.3g}": part for low, high, part in zip(ends, ends[1:], by_range)}
+        for c, channel in list(enumerate(self.facts.channels))[self.told :]:
             for name in ("model", "persistence"):
                 n, square, crps = (sums[f"{name} {key}"][c] for key in ("n", "centre_square", "crps"))
                 out |= {
@@ -116,9 +139,23 @@ class WeatherTask:
             "model": asdict(self.model),
             "diffusion": asdict(self.process),
             "facts": self.facts.to_json(),
+            "told": self.told,
             "archive": str(self.reader.path),
             "precision": self.config.precision,
         }
+
+
+def _channel_weights(config, channels):
+    """Weights of mean one, (channel,), or None where all are alike."""
+    if config.channel_weights is None:
+        return None
+    weights = torch.tensor(config.channel_weights, dtype=torch.float64)
+    if len(weights) != len(channels) or not (weights > 0).all():
+        raise InputError(
+            f"--channel-weights are {config.channel_weights}",
+            remedy=f"Give one above 0 for each of {', '.join(channels)}",
+        )
+    return weights / weights.mean()
 
 
 def prepare(config):
@@ -136,7 +173,8 @@ def prepare(config):
             build_synthetic(EMBEDDED, Storms(days=10))
     with together():
         reader = WeatherReader(config.archive or EMBEDDED)
-        task = WeatherTask(config, reader, Facts.of(reader, config.history, config.channels), mesh)
+        told, channels = config.names(reader.channels)
+        task = WeatherTask(config, reader, Facts.of(reader, config.history, told + channels), mesh, len(told))
         if config.resume:
             _check_resumed(task, Path(config.out) / "checkpoints")
     return task, mesh
@@ -149,6 +187,11 @@ def _check_resumed(task, folder):
     state = checkpoint.read_state(path)
     loop.check_kind(state, KIND, path)
     before, now = Facts.from_json(state["task"]["facts"]), task.facts
+    if state["task"]["told"] != task.told:
+        raise InputError(
+            f"was told of {state['task']['told']} channels and is of {task.told}", file=path,
+            remedy="Resume with the options of the run, or choose another --out",
+        )  # fmt: skip
     for name in vars(now):
         if getattr(before, name) != getattr(now, name):
             raise InputError(
@@ -178,6 +221,9 @@ def main(argv=None):
     config = parse(TrainConfig, argv, __doc__.splitlines()[0])
     task, mesh = prepare(config)
     model = task.build()
+    if config.start_from:
+        loop.check_kind(checkpoint.read_state(config.start_from), KIND, config.start_from)
+        checkpoint.load(config.start_from, model, averaged=True)
     result = loop.fit(model, task, config, mesh, model.blocks)
     if dist.get_rank() == 0:
         report(result, config)

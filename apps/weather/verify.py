@@ -7,36 +7,37 @@ import torch
 from apps import metrics
 from apps.agree import together
 from apps.weather.baselines import forecasts, persistence
-from apps.weather.events import EVENTS, SOLAR, SUN, WINDOWS
-from apps.weather.rollout import rollout
+from apps.weather.events import AT_SUN, EVENTS, SOLAR, SUN, WINDOWS
 from core import ShardTensor
-from data.weather.synthetic import cos_zenith
+from data.weather.sun import cos_zenith
 
 HAIR = 1e-3  # in units of a channel
 
 
-def score_case(model, process, frames, index, config, baselines, draw=False):
+def score_case(ensemble, frames, index, config, baselines, hrrr=None, draw=False):
     """Sums of one case, {"channel/source/name": fp64 (lead, ...)}; with ``draw`` also whole fields for the maps.
 
     Scored is what was seen both in the history and at the valid time, reflectance of the sun only where it shines.
     Fields: {channel: {source: [(y, x) of each lead]}}, NaN where masked: "observed", "member 1", "mean", the baselines.
+
+    Args:
+        ensemble: gives for each lead the members (member, channel, y, x) in the units of the archive, fp64.
     """
     with together():
         known = persistence(frames.history(index)).valid[0]
-        carried = forecasts(baselines, frames, index, config.steps, config.members, config.seed)
+        carried = forecasts(baselines, frames, index, config.steps, config.members, config.seed, hrrr)
         truths = [frames.observed(index + lead) for lead in range(1, config.steps + 1)]
     rows, panels = {}, {}
-    ensemble = rollout(model, process, frames, index, config.steps, config.members, config.seed, config.at_once)
     for lead, (members, truth) in enumerate(zip(ensemble, truths)):
-        members, seen = frames.physical(members.values), frames.physical(truth.values)[0]
+        seen, time = frames.physical(truth.values)[0], frames.reader.times[index + lead + 1]
         for c, channel in enumerate(frames.facts.channels):
             valid = truth.valid[0, c] & known[c]
-            if channel in SOLAR:
-                valid = valid & _sunlit(frames, frames.reader.times[index + lead + 1])
             sources = {"model": members[:, c]}
             sources |= {name: fields[channel][lead] for name, fields in carried.items() if channel in fields}
-            for name, value in _score(sources, seen[c], valid, channel, frames.facts).items():
-                rows.setdefault(f"{channel}/{name}", []).append(value)
+            for part, where in _parts(channel, frames, time, valid):
+                score = _score if part == channel else _errors
+                for name, value in score(sources, seen[c], where, channel, frames.facts).items():
+                    rows.setdefault(f"{part}/{name}", []).append(value)
             if draw:
                 panel = panels.setdefault(channel, {})
                 shown = {"member 1": members[0, c], "mean": members[:, c].mean(0)}
@@ -45,6 +46,18 @@ def score_case(model, process, frames, index, config, baselines, draw=False):
                 for name, values in shown.items():
                     panel.setdefault(name, []).append(_whole(values, known[c]))
     return {name: torch.stack(values) for name, values in rows.items()}, panels
+
+
+def _parts(channel, frames, time, valid):
+    """(name, points) of what is scored apart: a channel; of reflected sunlight the whole and each height of the sun."""
+    if channel not in SOLAR:
+        return [(channel, valid)]
+    lat, lon = (v.to_local().cpu().numpy() for v in (frames.latitude, frames.longitude))
+    height = torch.from_numpy(cos_zenith(lat, lon, time)).to(frames.latitude.device)
+    ends = [(SUN[0], SUN[-1]), *zip(SUN, SUN[1:])]
+    lit = [ShardTensor((height > low) & (height <= high), frames.latitude.spec) for low, high in ends]
+    names = [channel, *(f"{channel}{AT_SUN}{i}" for i in range(len(SUN) - 1))]
+    return [(name, valid & where) for name, where in zip(names, lit)]
 
 
 def _score(sources, truth, valid, channel, facts):
@@ -62,13 +75,20 @@ def _score(sources, truth, valid, channel, facts):
     return out | {f"observed/{name}": value for name, value in seen.items()}
 
 
-def score_field(members, truth, valid, events):
+def _errors(sources, truth, valid, channel, facts):
+    """Sums of errors and ensembles only, {"source/name": ...}."""
+    return {f"{source}/{name}": value for source, members in sources.items()
+            for name, value in score_field(members, truth, valid, None, ranks=False).items()}  # fmt: skip
+
+
+def score_field(members, truth, valid, events, ranks=True):
     """Sums of an ensemble (member, y, x) against (y, x). Errors are those of the ensemble mean.
 
-    events: `Events`, or None where the channel has none.
+    events: `Events`, or None where the channel has none. A point where a member is NaN does not count.
     """
+    valid = valid & members.isfinite().all(0)
     sums = metrics.error_sums(members.mean(0), truth, valid) | metrics.ensemble_sums(members, truth, valid)
-    if members.shape[0] > 1:
+    if ranks and members.shape[0] > 1:
         sums |= metrics.rank_sums(members, truth, valid)
     if events is not None:
         sums |= metrics.event_sums(members, truth, valid, events.thresholds, events.below)
@@ -79,13 +99,6 @@ def score_field(members, truth, valid, events):
 def _settled(values, floor):
     """Values a hair from "nothing there" become it: scaling and back leaves rounding errors, and they break ties."""
     return values if floor is None else torch.where((values - floor).abs() < HAIR, floor, values)
-
-
-def _sunlit(frames, time):
-    """Where the sun is high enough for its reflection to be scored, bool (y, x), cut as the frames are."""
-    lat, lon = (v.to_local().cpu().numpy() for v in (frames.latitude, frames.longitude))
-    high = torch.from_numpy(cos_zenith(lat, lon, time) > SUN)
-    return ShardTensor(high.to(frames.latitude.device), frames.latitude.spec)
 
 
 def _whole(values, valid):
