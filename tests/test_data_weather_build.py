@@ -60,6 +60,10 @@ def test_build_from_real_files(tmp_path, capsys):
     assert len(reader.times) == 4 and set(reader.files["files"]) == {MRMS[i].name for i in (0, 2, 3)}
     assert build.main(["--mrms", str(later), "--out", str(out), "--append", *WEST_TEXAS]) == 0
     assert "nothing is later than 2019-06-10T00:30" in capsys.readouterr().out
+    last = copy_to(tmp_path / "last", MRMS[3]) / MRMS[3].name
+    write_mrms(last, np.zeros((20, 30)) + np.eye(20, 30), product=(209, 6, 1), time=(2019, 6, 10, 0, 40, 0))
+    other = ["--mrms", str(last.parent), "--out", str(out), "--append", "--mrms-tolerance", "1min", *WEST_TEXAS]
+    assert build.main(other) == 2 and "variable matching" in capsys.readouterr().err
 
 
 def test_build_of_several_sensors(tmp_path):
@@ -213,6 +217,26 @@ def test_a_killed_build_goes_on_to_the_same_result(radar, tmp_path, monkeypatch)
     assert build.main(command) == 0 and made == list(range(5, 12))
     assert _bytes(tmp_path / "a.zarr") == _bytes(radar / "whole.zarr")
     assert [p.name for p in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_a_full_disk_ends_in_words_and_can_go_on(radar, tmp_path, monkeypatch, capsys):
+    command, make = (
+        ["--mrms", str(radar / "raw"), "--out", str(tmp_path / "a.zarr"), *SMALL_WINDOW],
+        build.Frames.__call__,
+    )
+
+    def full(self, i):
+        if i == 4:
+            raise OSError(28, "No space left on device")
+        return make(self, i)
+
+    monkeypatch.setattr(writer, "SAVE", 0.0)
+    monkeypatch.setattr(build.Frames, "__call__", full)
+    assert build.main(command) == 2
+    assert "No space left on device. Give disk" in capsys.readouterr().err and not (tmp_path / "a.zarr").exists()
+    monkeypatch.setattr(build.Frames, "__call__", make)
+    assert build.main(command) == 0 and "8/8 frames" in capsys.readouterr().out
+    assert _bytes(tmp_path / "a.zarr") == _bytes(radar / "whole.zarr")
 
 
 def test_what_a_kill_left_is_not_used_for_other_files(radar, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time as clock
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -54,15 +55,19 @@ def build_observations(out, grid, sources, step, splits=None, mode="w-", report=
     else:
         times = regular(times, step)
         splits = splits or choose_splits(times, grid)
+    matching = {source.kind: source.matching for source in sources}
+    if mode == "a" and stored.attrs["matching"] != matching:
+        raise InputError(f"was matched by {stored.attrs['matching']}, not {matching}", file=out, variable="matching",
+                         remedy="Append files of the same satellite, with the same tolerances")  # fmt: skip
     report(f"{len(times)} frames of {','.join(names)}, {grid.shape[0]} x {grid.shape[1]} points, splits {splits}")
     about = {
         "title": "radar, satellite and lightning on the HRRR grid",
         "step_minutes": step / np.timedelta64(1, "m"),
-        "matching": {source.kind: source.matching for source in sources},
+        "matching": matching,
         "provenance": {"versions": versions(), "static": told or {}},
     }
     frames = Frames(sources, names, grid.shape, times)
-    options |= {"mode": mode, "key": frames.key([about["matching"], told]), "each": partial(_progress, each, report)}
+    options |= {"mode": mode, "key": frames.key([matching, told]), "each": partial(_progress, each, report)}
     write_archive(out, grid, [CHANNELS[name] for name in names], times, frames, splits, attrs=about, **options)
 
 
@@ -107,18 +112,25 @@ def build_stageiv(out, path, splits=None, mode="w-", report=print):
 
 def _progress(each, report, function, items):
     """``each(function, items)``, saying now and then how far and how fast, and at once which file is broken."""
-    items, start, said, told = list(items), clock.monotonic(), clock.monotonic(), set()
-    for done, result in enumerate(each(function, items), 1):
+    told = set()
+    for result in _counted(each, report, "frames", function, items):
         yield result
         for name, why in result[-1].get("refused", {}).items():
             if name not in told:
                 told.add(name)
                 report(f"left out: {why}")
+
+
+def _counted(each, report, what, function, items):
+    """``each(function, items)``, saying now and then how far and how fast."""
+    items, start, said = list(items), clock.monotonic(), clock.monotonic()
+    for done, result in enumerate(each(function, items), 1):
+        yield result
         now = clock.monotonic()
         if done == len(items) or now - said > 5:
-            rate = done / max(now - start, 1e-9)
-            report(f"{done}/{len(items)} frames, {rate:.2f} frames/s, {(len(items) - done) / rate / 60:.0f} min left")
-            said = now
+            rate, said = done / max(now - start, 1e-9), now
+            left = (len(items) - done) / rate / 60
+            report(f"{done}/{len(items)} {what}, {rate:.2f} {what}/s, {left:.0f} min left")
 
 
 def _parser():
@@ -205,7 +217,7 @@ def run(args, report=print):
     splits = longitude_splits(grid, args.split_longitude) if args.split_longitude is not None else splits
     each = spread(args.scheduler, args.workers)
     static, told = static_fields(grid, args.topography, args.radars)
-    sources = _sources(args, grid, each)
+    sources = _sources(args, grid, partial(_counted, each, report, "files looked through"))
     packing = _packing(sources) if args.dtype == "int16" else None
     build_observations(args.out, grid, sources, args.step, splits, args.mode, report, each, told,
                        static=static, packing=packing)  # fmt: skip
@@ -246,6 +258,9 @@ def main(argv=None):
         run(args)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (BrokenExecutor, OSError) as error:
+        print(f"error: {error}. Give disk and memory (fewer --workers), and run it again: it goes on", file=sys.stderr)
         return 2
     print(f"wrote {args.out}")
     return 0

@@ -1,7 +1,7 @@
 """A directory that takes its name only when it is complete, and that a killed run finds again where it left it.
 
-Work goes on in ``.NAME.partial`` beside the target. A failure takes it away; a kill cannot, and the next run with the
-same key goes on from the last saved state.
+Work goes on in ``.NAME.partial`` beside the target. Bad input takes it away; what a kill, a full disk or a lost worker
+leaves is kept, and the next run with the same key goes on from the last saved state.
 """
 
 import fcntl
@@ -47,8 +47,9 @@ def workplace(path, key, keep):
     with _only(path):
         try:
             yield _opened(path, work, key, keep)
-        except Exception:
-            shutil.rmtree(work, ignore_errors=True)
+        except BaseException as error:
+            if key is None or isinstance(error, InputError):
+                shutil.rmtree(work, ignore_errors=True)
             raise
         (work / STATE).unlink(missing_ok=True)
         _swap(work, path, old)
