@@ -131,6 +131,20 @@ def test_heights_of_the_real_product_lift_its_own_image():
     assert low.mean() > 0.05 and np.isfinite(lifted).mean() > 0.8 * np.isfinite(plain).mean()
 
 
+def test_only_the_pixels_above_the_grid_are_read():
+    images, view = abi.read_abi(ABI, ["cth"])
+    grid = hrrr_crop(2, slice(100, 160), slice(300, 380))
+    some, part = abi.read_abi(ABI, ["cth"], lambda view: abi.around(view, grid))
+    assert some["cth"].size < 0.1 * images["cth"].size
+    whole, cropped = (abi.NearestPixel(v, grid)(i["cth"]) for i, v in ((images, view), (some, part)))
+    assert np.array_equal(whole, cropped, equal_nan=True) and np.isfinite(whole).mean() > 0.5
+    tops = abi.CloudTops(view, grid)
+    lifted = [abi.along(i["cth"], v, *tops(i["cth"], v)) for i, v in ((images, view), (some, part))]
+    assert np.array_equal(*lifted, equal_nan=True)
+    nowhere = abi.around(view, hrrr_crop(2, slice(0, 9), slice(0, 9)))
+    assert all(0 <= s.start < s.stop for s in nowhere)
+
+
 def test_radar_is_rounded_to_a_hundredth(tmp_path):
     (tmp_path / "raw").mkdir()
     write_mrms(tmp_path / "raw" / "a.grib2", np.random.default_rng(0).integers(-20, 120, (150, 200)) / 2)

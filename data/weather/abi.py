@@ -5,7 +5,7 @@ tops of high clouds stay displaced away from the satellite, unless their heights
 Source: GOES-R Product Definition and Users' Guide, volume 3, section 5.1.2.8 (fixed grid navigation).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from core.errors import InputError
 from data.weather.channels import CHANNELS, abi_channel
 from data.weather.grid import EARTH_RADIUS
 from data.weather.netcdf import decode_time, opened, unpack
+
+MARGIN = 2e-3  # rad, some 70 km: pixels kept around what a grid needs
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,10 @@ def scan_abi(path):
         return AbiFile(dataset.attrs["platform_ID"], time, tuple(known), packing)
 
 
-def read_abi(path, channels):
+def read_abi(path, channels, crop=None):
     """Values of some channels and where they lie: ({channel: (ny, nx) float64, NaN where unusable}, `FixedGrid`).
 
+    crop: a function of the whole `FixedGrid` that gives the slices of rows and columns to read, as `around` does.
     Reflectance comes as stored, already times the cosine of the solar zenith angle. Raises `InputError`.
     """
     with opened(path) as dataset:
@@ -102,8 +105,24 @@ def read_abi(path, channels):
         for name in channels:
             if name not in known:
                 raise InputError("is not in the file", file=path, variable=name, remedy=f"It has {', '.join(known)}")
-        view = _view(dataset, path)
-        return {name: _judged(dataset, *known[name]) for name in channels}, view
+        view, part = _view(dataset, path), ...
+        if crop:
+            part = crop(view)
+            view = replace(view, y=view.y[part[0]], x=view.x[part[1]])
+        return {name: _judged(dataset, *known[name], part) for name in channels}, view
+
+
+def around(view, grid):
+    """Slices of the rows and columns of a view that may show something above ``grid``, from the ground to 18 km."""
+    found = [view.angles(grid.latitude, grid.longitude, height) for height in (0.0, CloudTops.LEVELS[0])]
+    slices = []
+    for axis, seen in zip((view.y, view.x), zip(*(at[::-1] for at in found))):
+        seen = np.stack(seen)
+        if not np.isfinite(seen).any():
+            return slice(None), slice(None)
+        inside = np.flatnonzero((axis >= np.nanmin(seen) - MARGIN) & (axis <= np.nanmax(seen) + MARGIN))
+        slices.append(slice(inside[0], max(inside[-1] + 1, inside[0] + 2)) if len(inside) else slice(0, 2))
+    return tuple(slices)
 
 
 def _view(dataset, path):
@@ -115,9 +134,9 @@ def _view(dataset, path):
     return FixedGrid(unpack(dataset["x"]), unpack(dataset["y"]), *(float(about[key]) for key in keys))
 
 
-def _judged(dataset, name, flag_name):
+def _judged(dataset, name, flag_name, part):
     """Values where the flags allow them: imagery 0 good and 1 usable; other products 0, and clear sky as height 0."""
-    values, flags = unpack(dataset[name]), dataset[flag_name].values
+    values, flags = unpack(dataset[name].part(part)), dataset[flag_name].part(part).values
     if name.startswith("CMI"):
         return np.where((flags == 0) | (flags == 1), values, np.nan)
     meanings = str(dataset[flag_name].attrs["flag_meanings"]).split()

@@ -18,14 +18,20 @@ _UNITS = {"hour": "h", "minute": "m", "min": "m", "second": "s", "millisecond": 
 
 
 class Variable:
-    """A stored array: ``values`` as they lie in the file and ``attrs``, a dict of plain strings and numpy values."""
+    """A stored array: ``values`` as they lie in the file and ``attrs``, a dict of plain strings and numpy values.
 
-    def __init__(self, raw):
-        self._raw, self.attrs = raw, _attributes(raw)
+    index: the part of it that is read.
+    """
+
+    def __init__(self, raw, index=...):
+        self._raw, self._index, self.attrs = raw, index, _attributes(raw)
+
+    def part(self, index):
+        return Variable(self._raw, index)
 
     @cached_property
     def values(self):
-        values = np.asarray(self._raw[...])
+        values = np.asarray(self._raw[self._index])
         return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 

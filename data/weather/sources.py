@@ -171,15 +171,25 @@ class Abi(Scans):
     def _image(self, path, name):
         """(values, view) of one channel of a file, or None; its other channels are kept until another is read."""
         if self._opened[0] != path:
-            self._opened = path, self._read(lambda path: abi.read_abi(path, self.holds[path]), path)
+            self._opened = path, self._read(lambda path: abi.read_abi(path, self.holds[path], self._crop), path)
         images = self._opened[1]
         return images and (images[0][name], images[1])
 
+    def _crop(self, view):
+        key = ("crop", *_key(view))
+        if key not in self._pixels:
+            self._pixels[key] = abi.around(view, self.grid)
+        return self._pixels[key]
+
     def _nearest_pixel(self, values, view):
-        key = view.longitude, view.x[0], view.y[0], len(view.x), len(view.y)
+        key = _key(view)
         if key not in self._pixels:
             self._pixels[key] = abi.NearestPixel(view, self.grid)
         return self._pixels[key](values)
+
+
+def _key(view):
+    return view.longitude, view.x[0], view.y[0], len(view.x), len(view.y)
 
 
 class Lightning(Source):
