@@ -3,6 +3,7 @@
     --synthetic                                   bodies with known forces, nothing to fetch
     --drivaerml DIR --split official              DrivAerML's own layout and split; --partial for the runs at hand
     --run ahmed25 --run ahmed00 --train ahmed25 --test ahmed00          solver runs, a folder each (data.aero.plain)
+    --mapping cases.json                          any data set, its files and arrays named there (data.aero.mapped)
     --run ahmed25 --holdout-cells 0.2             one run, a part of its cells held back (interpolation)
 
 Each run is checked (lengths, finite values, closed surface), and its fields must integrate to the stated forces,
@@ -19,7 +20,7 @@ import time
 from pathlib import Path
 
 from core.errors import InputError
-from data.aero import drivaerml, plain
+from data.aero import drivaerml, mapped, plain
 from data.aero.loads import force_sums, load_coefficients
 from data.aero.splits import OFFICIAL, check_splits, hold_out, official_split
 from data.aero.synthetic import synthetic_run, synthetic_splits
@@ -36,6 +37,7 @@ def parser():
     source.add_argument("--synthetic", action="store_true", help="synthetic bodies")
     source.add_argument("--drivaerml", metavar="DIR", help="folder that holds run_1, run_2, ...")
     source.add_argument("--run", metavar="DIR", action="append", help="folder of one solver run; may be repeated")
+    source.add_argument("--mapping", metavar="FILE", help="JSON file that names files, arrays and units")
     p.add_argument("--out", required=True, metavar="PATH", help="archive to write; must not exist")
     for name in ("train", "valid", "test"):
         p.add_argument(f"--{name}", nargs="*", metavar="ID", help=f"run ids to {name} on, such as run_3 or 3")
@@ -155,7 +157,10 @@ def _finish(args, path, folder, order, splits, broken):
     wanted = {run for ids in splits.values() for run in ids}
     runs = [run for run in order if run in wanted and run in work.runs()]
     check_splits(splits, runs)
-    attrs = {"source": args.drivaerml or args.run or f"synthetic bodies, seed {args.seed}", "left_out": broken}
+    attrs = {
+        "source": args.drivaerml or args.run or args.mapping or f"synthetic bodies, seed {args.seed}",
+        "left_out": broken,
+    }
     if args.holdout_cells is not None:
         attrs["holdout"] = dict(label="interpolation", share=args.holdout_cells, by=args.holdout_by)
     for run in set(work.runs()) - set(runs):
@@ -170,6 +175,8 @@ def _available(args):
         return {f"run_{i}": i for i in range(1, args.runs + 1)}
     if args.drivaerml:
         return {f"run_{i}": i for i in drivaerml.run_numbers(args.drivaerml)}
+    if args.mapping:
+        return mapped.run_ids(mapped.read_mapping(args.mapping))
     folders = {Path(folder).resolve().name: folder for folder in args.run}
     if len(folders) < len(args.run):
         raise InputError("two folders of one name", variable="run", remedy="Rename one: the name is the run id")
@@ -183,6 +190,8 @@ def _read(args, key):
         return synthetic_run(args.seed, key, args.cells, args.volume)
     if args.drivaerml:
         return drivaerml.read_run(args.drivaerml, key, volume=args.volume, names=DRIVAERML | given)
+    if args.mapping:
+        return mapped.read_run(mapped.read_mapping(args.mapping), key, volume=args.volume)
     return plain.read_run(key, volume=args.volume, names=OPENFOAM | given)
 
 

@@ -1,0 +1,85 @@
+"""Other people's files by a mapping: names, units, signs and tables; two real runs serve under strange names."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pyvista
+
+from core.errors import InputError
+from data.aero import build, mapped, plain
+from data.aero.archive import AeroReader
+
+AHMED = Path(__file__).parent / "data" / "aero"
+BASE = {
+    "surface": "case_{id}/wall_{id}.vtp",
+    "arrays": {"pressure": "pd", "shear": "tau"},
+    "pressure": "Pa",
+    "shear": "Cf",
+    "shear_sign": "on_wall",
+    "rho": 1.2,
+    "nu": 1.5e-5,
+    "Lref": 1.044,
+    "table": "forces.csv",
+    "columns": {"run": "Case", "Cd": "drag", "Aref": "A", "U": "speed"},
+}
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """Two Ahmed bodies in millimetres, pressure in Pa, friction as a coefficient of the wall's own sign."""
+    folder = tmp_path_factory.mktemp("cases")
+    for name, angle in (("ahmed25", "s25"), ("ahmed00", "s00")):
+        (folder / f"case_{angle}").mkdir()
+        data = pyvista.read(AHMED / name / "body.vtp")
+        data.points *= 1000
+        data.cell_data["pd"] = data.cell_data["p"] * 1.2
+        data.cell_data["tau"] = -data.cell_data["wallShearStress"] / 800
+        data.save(folder / f"case_{angle}" / f"wall_{angle}.vtp")
+    shutil.copy(folder / "case_s25/wall_s25.vtp", folder / "case_s25/wall_other.vtp")  # not the pattern
+    (folder / "forces.csv").write_text("case, drag, A, speed\ns25,0.30098,0.112032,40\ns00,0.31069,0.112032,40\n")
+    (folder / "map.json").write_text(json.dumps(BASE | {"scale": 0.001}))
+    return folder
+
+
+def test_a_mapped_run_is_the_plain_one(cases, tmp_path, capsys):
+    command = ["--mapping", str(cases / "map.json"), "--train", "s25", "--test", "s00", "--out", str(tmp_path / "a")]
+    assert build.main(command) == 0
+    assert "Cd 0.30098 from its cells (0.30098 stated)" in capsys.readouterr().out
+    reader, expected = AeroReader(tmp_path / "a"), plain.read_run(AHMED / "ahmed25").surface
+    order = reader.read("s25/surface", "cell_id")
+    for name in ("pressure", "shear", "normal"):
+        np.testing.assert_allclose(reader.read("s25/surface", name), expected[name][order], rtol=1e-4, atol=1e-5)
+    attrs = reader.run_attrs("s00")
+    assert reader.runs == ["s00", "s25"] and attrs["rho"] == 1.2 and attrs["Cd"] == 0.31069 and attrs["U"] == 40
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"colour": 1}, "variable colour: not known"),
+        ({"surface": "wall.vtp"}, "variable surface: no path with {id}"),
+        ({"arrays": {"pressure": "p"}}, "names no shear"),
+        ({"pressure": "bar"}, "'bar' is none of m2/s2 Pa Cp"),
+        ({"columns": {"Cd": "drag"}}, 'names no "run"'),
+        ({"columns": {"run": "name"}}, "variable name: no such column"),
+        ({"columns": BASE["columns"] | {"Cl": "lift"}}, "forces.csv, variable lift: no such column"),
+    ],
+)
+def test_a_wrong_mapping_is_named(cases, change, message):
+    (cases / "wrong.json").write_text(json.dumps(BASE | change))
+    with pytest.raises(InputError, match=message.replace("{", "[{]").replace("}", "[}]")):
+        mapped.read_mapping(cases / "wrong.json")
+
+
+def test_a_wrong_unit_is_seen_by_the_forces(cases, tmp_path, capsys):
+    (cases / "kinematic.json").write_text(json.dumps(BASE | {"pressure": "m2/s2", "scale": 0.001}))
+    command = ["--mapping", str(cases / "kinematic.json"), "--train", "s25", "--out", str(tmp_path / "a")]
+    assert build.main(command) == 2
+    assert "but 0.30098 is stated" in capsys.readouterr().err
+    told = mapped.read_mapping(cases / "map.json")
+    del told["nu"]
+    with pytest.raises(InputError, match="variable nu: no number is given"):
+        mapped.read_run(told, "s25")
