@@ -99,6 +99,7 @@ def test_evaluation_reports_a_run_that_was_not_trained_on(trained, tmp_path):
     results = evaluate.main(["--checkpoint", path, "--archive", archive, "--split", "test", "--out", str(tmp_path)])
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "ahmed00.png",
+        "ahmed00_profiles.png",
         "parity.png",
         "report.html",
         "results.json",

@@ -260,7 +260,7 @@ def chunks(meshes, mesh, chunk):
     scaling = Scaling((0.0,) * 3, (1.0,) * 3, (0.0,) * 4, (1.0,) * 4, 30.0)
     cells = rng.normal(size=(301, 3)), rng.normal(size=(301, 3))
     mine = cells if torch.distributed.get_rank() == 0 else (None, None)
-    return predict_cells(model, scaling, *mine, 30.0, meshes[mesh], chunk)
+    return predict_cells(model, [scaling], [mine], 30.0, meshes[mesh], chunk)[0]
 
 
 def test_chunks_and_ranks_do_not_change_the_answer(pool):
@@ -294,7 +294,7 @@ def test_evaluation_stands_beside_the_nearest_shape(made, tmp_path):
         and results["summary"]["Cd_mae_counts"] == pytest.approx(1000 * abs(scores["Cd_error"]))
     )
     page = (out / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 3 and "http" not in page and "run_4" in page
+    assert page.count("data:image/png;base64,") == 4 and "http" not in page and "run_4" in page
     assert "not the one that the model was trained on" not in page
 
 

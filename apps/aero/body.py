@@ -41,6 +41,16 @@ class Case:
     attrs: dict
     notes: list
     facts: dict
+    scale: float = 1.0
+    shift: tuple = (0.0, 0.0, 0.0)
+
+    def placed(self, points):
+        """Points (n, 3) of the file's frame and unit in the training's."""
+        return points.astype(np.float64) * self.scale @ self.frame.T + np.asarray(self.shift)
+
+    def restored(self, points):
+        """Inverse of ``placed``."""
+        return (points - np.asarray(self.shift)) @ self.frame / self.scale
 
 
 def prepare(config, scaling, task):
@@ -75,7 +85,7 @@ def prepare(config, scaling, task):
     facts = dict(winding=found.name, open_edges=found.open_edges, open_share=found.open_share, scale=scale)
     facts["nearest"] = _compare(mesh, arrays, task, notes)
     back = body.mesh if fine is mesh else _restored(fine, scale, frame, shift)
-    return Case(Path(config.surface).stem, arrays, back, frame, body.names, attrs, notes, facts)
+    return Case(Path(config.surface).stem, arrays, back, frame, body.names, attrs, notes, facts, scale, tuple(shift))
 
 
 def axes(flow, up):

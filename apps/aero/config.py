@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from apps.aero.dataset import KINDS
+from apps.aero.losses import LOSSES
 from apps.aero.model import ModelConfig
 from apps.cli import option
 from apps.loop import LoopConfig
@@ -12,8 +14,11 @@ PRESETS = {
     "tiny": (ModelConfig(width=64, layers=4, heads=4, slices=32), 1024),
     # channels, blocks, heads and slices of arXiv 2402.02366 for car surfaces
     "paper": (ModelConfig(width=256, layers=8, heads=8, slices=32), 100_000),
+    # many blocks of few slices, as arXiv 2602.04940 for whole cars
+    "large": (ModelConfig(width=256, layers=24, heads=8, slices=64), 200_000),
 }
-EMBEDDED = "runs/aero-synthetic.zarr"
+FIELDS = {"surface": ("surface",), "volume": ("volume",), "joint": ("surface", "volume")}
+EMBEDDED, EMBEDDED_VOLUME = "runs/aero-synthetic.zarr", "runs/aero-synthetic-volume.zarr"
 
 
 @dataclass
@@ -30,9 +35,28 @@ class TrainConfig(LoopConfig):
     layers: int | None = option(None, "blocks; of the preset where left out")
     heads: int | None = option(None, "attention heads; of the preset where left out")
     slices: int | None = option(None, "slices; of the preset where left out")
+    fields: str = option("surface", "what is learned; joint: both, by shared slices", choices=tuple(FIELDS))
+    loss: str = option("mse", "of standardised fields; relative: L2 error over L2 of the fields", choices=LOSSES)
+    force_weight: float = option(0.0, "weight of the squared error of the sample's force coefficients; 0: no such term")
+    temperature: float = option(0.5, "of slices, at the start; lower is sharper")
+    temperature_low: float = option(0.01, "lower bound of the temperature")
+    temperature_high: float = option(5.0, "upper bound of the temperature")
+    slice_init: str = option("orthogonal", "start of the slice projection", choices=("orthogonal", "normal"))
+    tied: bool = option(False, "one projection for place and value, as in Transolver++")
+    plus: bool = option(False, "Transolver++: a temperature of every point, and noise while training")
+
+    def kinds(self):
+        """Clouds of points that are learned, in the order of the model's."""
+        return FIELDS[self.fields]
 
     def model(self):
         """ModelConfig of the preset with the flags that were given."""
+        if not 0 < self.temperature_low <= self.temperature <= self.temperature_high:
+            raise InputError(
+                f"{self.temperature} is not within {self.temperature_low} ... {self.temperature_high}",
+                variable="temperature",
+                remedy="Choose 0 < --temperature-low <= --temperature <= --temperature-high",
+            )
         given = {name: getattr(self, name) for name in ("width", "layers", "heads", "slices")}
         model = replace(PRESETS[self.preset][0], **{name: value for name, value in given.items() if value is not None})
         if min(model.width, model.layers, model.heads, model.slices) < 1 or model.width % model.heads:
@@ -41,7 +65,10 @@ class TrainConfig(LoopConfig):
                 variable="width",
                 remedy="Choose --width as a multiple of --heads, all of them positive",
             )
-        return model
+        options = {name: getattr(self, name) for name in ("temperature", "slice_init", "tied", "plus")}
+        sizes = [KINDS[kind].features for kind in self.kinds()]
+        options |= {"features": sizes[0], "volume": (sizes[1], 4) if len(sizes) > 1 else None}
+        return replace(model, low=self.temperature_low, high=self.temperature_high, **options)
 
     def sample_points(self):
         """Points of a training sample."""

@@ -11,17 +11,43 @@ import numpy as np
 
 from core import InputError
 
-FIELDS = ("position", "normal", "area", "pressure", "shear")
-COLUMNS = {"pressure": slice(0, 1), "shear": slice(1, 4)}
+
+@dataclass(frozen=True)
+class Kind:
+    """A cloud of points: what it is placed by, and its fields, a scalar and a vector that grows with U^power."""
+
+    features: int
+    place: tuple
+    fields: tuple
+    power: int
+    more: tuple = ()
+
+    @property
+    def arrays(self):
+        """Arrays of the archive that judging needs."""
+        return (*self.place, *self.fields, *self.more)
+
+    @property
+    def columns(self):
+        """Columns of the model's four outputs by field."""
+        return dict(zip(self.fields, (slice(0, 1), slice(1, 4))))
+
+
+KINDS = {
+    "surface": Kind(6, ("position", "normal"), ("pressure", "shear"), 2, ("area",)),
+    "volume": Kind(7, ("position", "direction", "sdf"), ("pressure", "velocity"), 1),
+}
+COLUMNS = KINDS["surface"].columns
 
 
 @dataclass(frozen=True)
 class Scaling:
     """Between the units of the archive and numbers of order one; statistics of training rows only.
 
-    position_mean, position_std (3,) m; field_mean, field_std (4,) m2/s2, pressure then shear; U m/s, the inflow at
-    which they hold. Fields are taken to grow with the square of the inflow, so a run at another U is predicted under
-    the assumption that the Reynolds number does not matter.
+    position_mean, position_std (3,) m; field_mean, field_std (4,), pressure m2/s2, then shear m2/s2 or velocity m/s;
+    U m/s, the inflow at which they hold; kind: of KINDS; length m, the spread of the distances of a volume. Pressure
+    and shear are taken to grow with the square of the inflow and velocity with itself, so a run at another U is
+    predicted under the assumption that the Reynolds number does not matter.
     """
 
     position_mean: tuple
@@ -29,21 +55,25 @@ class Scaling:
     field_mean: tuple
     field_std: tuple
     U: float
+    kind: str = "surface"
+    length: float = 1.0
 
     @classmethod
-    def of(cls, reader):
+    def of(cls, reader, kind="surface"):
         """Scaling by the statistics of an archive (AeroReader)."""
         mean, std = reader.mean, reader.std
 
         def columns(table):
-            return tuple(float(v) for name in COLUMNS for v in np.atleast_1d(table[f"surface/{name}"]))
+            return tuple(float(v) for name in KINDS[kind].fields for v in np.atleast_1d(table[f"{kind}/{name}"]))
 
         return cls(
-            tuple(mean["surface/position"].tolist()),
-            tuple(std["surface/position"].tolist()),
+            tuple(mean[f"{kind}/position"].tolist()),
+            tuple(std[f"{kind}/position"].tolist()),
             columns(mean),
             columns(std),
             float(reader.run_attrs(reader.splits["train"][0])["U"]),
+            kind,
+            float(std["volume/sdf"]) if kind == "volume" else 1.0,
         )
 
     @classmethod
@@ -55,31 +85,43 @@ class Scaling:
         """JSON-able dict."""
         return asdict(self)
 
-    def features(self, position, normal):
-        """(n, 6): position without units, outward normal."""
-        return np.concatenate([(position - self.position_mean) / self.position_std, normal], axis=1)
+    def features(self, position, facing, sdf=None):
+        """Position without units and where the point faces: (n, 6) with the outward normal of the surface; in a volume
+        (n, 7) with the direction away from it, and the distance in a scale that tells millimetres at the wall from
+        metres far off."""
+        columns = [(position - self.position_mean) / self.position_std, facing]
+        if sdf is not None:
+            columns.append(np.arcsinh(100 * sdf / self.length)[:, None] / 5)
+        return np.concatenate(columns, axis=1)
 
-    def targets(self, pressure, shear, U):
-        """(n, 4) without units, of fields in m2/s2 at inflow U m/s."""
-        fields = np.concatenate([pressure[:, None], shear], axis=1) * (self.U / U) ** 2
+    def targets(self, pressure, vector, U):
+        """(n, 4) without units, of fields at inflow U m/s."""
+        fields = np.concatenate([pressure[:, None], vector], axis=1) / self._growth(U)
         return (fields - self.field_mean) / self.field_std
 
     def fields(self, outputs, U):
-        """Outputs (n, 4) of the model, a plain tensor, as fp64 fields in m2/s2 at inflow U m/s: pressure, shear."""
+        """Outputs (n, 4) of the model, a plain tensor, as fp64 fields at inflow U m/s: pressure, then the vector."""
         outputs = outputs.double()
-        return (outputs * outputs.new_tensor(self.field_std) + outputs.new_tensor(self.field_mean)) * (U / self.U) ** 2
+        fields = outputs * outputs.new_tensor(self.field_std) + outputs.new_tensor(self.field_mean)
+        return fields * outputs.new_tensor(self._growth(U))
+
+    def _growth(self, U):
+        share, power = U / self.U, KINDS[self.kind].power
+        return np.array([share**2, *[share**power] * 3])
 
 
 class Points:
-    """A data.reader.Reader of model arrays of the surface of runs; sample: run id.
+    """A data.reader.Reader of model arrays of the surface or the volume of runs, as the scaling is; sample: run id.
 
-    features (n, 6), targets (n, 4), and weight (n,): 1 for rows to learn from, 0 for rows that the archive holds back.
+    features (n, 6 or 7), targets (n, 4), weight (n,): 1 for rows to learn from, 0 for those that the archive holds
+    back, and of surfaces area (n,) m2.
 
     reader: AeroReader. start, count: the range of rows, closed to a ring; all rows of a run where count is None.
     """
 
     def __init__(self, reader, scaling, start=0, count=None):
         self.reader, self.scaling, self.start, self.count = reader, scaling, start, count
+        self.kind = KINDS[scaling.kind]
 
     @property
     def bytes_read(self):
@@ -88,17 +130,19 @@ class Points:
 
     def shape(self, sample, name):
         """Global shape; reads metadata only."""
-        rows = self.reader.shape(f"{sample}/surface", "area")[0] if self.count is None else self.count
-        return {"features": (rows, 6), "targets": (rows, 4), "weight": (rows,)}[name]
+        rows = rows_of(self.reader, sample, self.scaling.kind) if self.count is None else self.count
+        return {"features": (rows, self.kind.features), "targets": (rows, 4), "weight": (rows,), "area": (rows,)}[name]
 
     def read(self, sample, name, index):
         """Values of ``index``, fp64."""
         first, last, _ = index[0].indices(self.shape(sample, name)[0])
-        raw = {name: self.rows(sample, name, first, last) for name in _SOURCES[name]}
         if name == "features":
-            return self.scaling.features(raw["position"], raw["normal"])
+            return self.scaling.features(*(self.rows(sample, part, first, last) for part in self.kind.place))
         if name == "targets":
-            return self.scaling.targets(raw["pressure"], raw["shear"], self.reader.run_attrs(sample)["U"])
+            U = self.reader.run_attrs(sample)["U"]
+            return self.scaling.targets(*(self.rows(sample, part, first, last) for part in self.kind.fields), U)
+        if name == "area":
+            return self.rows(sample, "area", first, last)
         return 1.0 - self.held_out(sample, first, last)
 
     def held_out(self, sample, first, last):
@@ -109,7 +153,8 @@ class Points:
 
     def rows(self, sample, name, first, last):
         """Rows first ... last of the range, of an array of the archive; touches no others."""
-        key, rows = f"{sample}/surface", self.reader.shape(f"{sample}/surface", name)[0]
+        key = f"{sample}/{self.scaling.kind}"
+        rows = self.reader.shape(key, name)[0]
         first, last = self.start + first, self.start + last
         if first >= rows:
             first, last = first - rows, last - rows
@@ -118,7 +163,9 @@ class Points:
         return np.concatenate(found) if found else self.reader.read(key, name, (slice(0, 0),))
 
 
-_SOURCES = {"features": ("position", "normal"), "targets": ("pressure", "shear"), "weight": ()}
+def rows_of(reader, run, kind="surface"):
+    """Number of rows of a run."""
+    return reader.shape(f"{run}/{kind}", "cell_id")[0]
 
 
 def sample_start(rows, seed, position):
@@ -131,11 +178,12 @@ def holds_back(reader, run):
     return run in reader.splits["train"] and "heldout" in reader.fields(f"{run}/surface")
 
 
-def require_runs(reader, runs):
-    """Raises InputError, on all ranks alike, where a file of one of the runs' surfaces is missing or cut short."""
+def require_runs(reader, runs, kinds=("surface",)):
+    """Raises InputError, on all ranks alike, where a file of one of the runs is missing or cut short."""
     for run in runs:
-        sample = f"{run}/surface"
-        reader.check(sample, [*FIELDS, "cell_id", *(["heldout"] if holds_back(reader, run) else [])])
+        more = ["cell_id", *(["heldout"] if holds_back(reader, run) else [])]
+        for kind in kinds:
+            reader.check(f"{run}/{kind}", [*KINDS[kind].arrays, *more])
 
 
 def runs_of(reader, split):

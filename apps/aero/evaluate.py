@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from apps.aero import figures
+from apps.aero import figures, submission
 from apps.aero.baselines import baselines
-from apps.aero.dataset import Points, require_runs, runs_of
+from apps.aero.dataset import require_runs, runs_of
 from apps.aero.metrics import COUNT, summary
 from apps.aero.outputs import drawn, write_json, written
 from apps.aero.page import write_page
 from apps.aero.predict import judge, load_model, predict
+from apps.aero.profiles import box_of, centreline, wake
 from apps.aero.statistics import confidence, pair_differences
 from apps.agree import together
 from apps.cli import check_counts, command, option, parse
@@ -48,6 +49,7 @@ class EvaluateConfig:
     out: str = option("runs/aero-evaluate", "folder to write to")
     domain: int = option(1, "ranks that share one surface; the rest of the world takes other runs")
     pictures: int = option(3, "runs to draw")
+    export: str | None = option(None, "folder for all predictions in the layout of AutoCFD5")
     chunk: int | None = option(None, "cells computed at a time, for less memory and the same answer; left out: all")
 
 
@@ -58,16 +60,19 @@ def main(argv=None):
     check_counts(config, "chunk")
     DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((-1, config.domain), ("ddp", "domain"))
-    model, scaling, state = load_model(config.checkpoint)
+    model, scalings, state = load_model(config.checkpoint)
     reader = AeroReader(config.archive)
     runs = runs_of(reader, config.split)
-    require_runs(reader, runs)
-    cases = judge(model, reader, scaling, runs, mesh, config.split == "heldout", config.chunk)
-    drawings = [_drawing(model, reader, scaling, run, mesh, config.chunk) for run in runs[: config.pictures]]
+    require_runs(reader, runs, tuple(scalings))
+    cases = judge(model, reader, scalings, runs, mesh, config.split == "heldout", config.chunk)
+    drawings = [_drawing(model, reader, scalings, run, mesh, config.chunk) for run in runs[: config.pictures]]
+    if config.export is not None:
+        _export(config, model, reader, scalings, runs, mesh)
     results = None
     with together():
         if dist.get_rank() == 0:
             results = _results(config, state, reader, cases)
+            results["profiles"] = {drawing.run: drawing.profiles for drawing in drawings}
             _write(config, results, drawings)
     return results
 
@@ -85,34 +90,80 @@ def _results(config, state, reader, cases):
         "summary": summary(cases),
         "intervals": confidence(cases),
         "pairs": _pairs(cases),
-        "baselines": baselines(reader, task["train"], cases),
+        "baselines": baselines(reader, task["train"], cases) if _with_forces(cases) else None,
         "runs": cases,
     }
 
 
+def _with_forces(cases):
+    """Whether the model predicts surfaces."""
+    return all("Cd" in case for case in cases.values())
+
+
 def _pairs(cases):
     """Differences of Cd between runs, errors also in counts; None where no two runs differ."""
+    if not _with_forces(cases):
+        return None
     found = pair_differences(*([case[key] for case in cases.values()] for key in ("Cd", "Cd_true")))
     return found and found | {"mae_counts": found["mae"] / COUNT, "max_counts": found["max"] / COUNT}
 
 
-def _drawing(model, reader, scaling, run, mesh, chunk):
-    surface = predict(model, Points(reader, scaling), run, mesh["domain"], chunk)
-    return run, surface.whole(FIGURE_ROWS), surface.attrs
+@dataclass
+class Drawing:
+    """A run to be drawn: fair samples of its surface and of its air, None where not predicted, and its curves."""
+
+    run: str
+    attrs: dict
+    surface: dict | None
+    air: dict | None
+    profiles: dict
+
+
+def _drawing(model, reader, scalings, run, mesh, chunk):
+    cells, domain = predict(model, reader, scalings, run, mesh["domain"], chunk), mesh["domain"]
+    whole = {kind: part.whole(FIGURE_ROWS) for kind, part in cells.items()}
+    curves = {}
+    if "surface" in cells:
+        curves["centreline"] = centreline(cells["surface"], domain)
+    if "volume" in cells:
+        curves["wake"] = wake(cells["volume"], box_of(reader, run), domain)
+    return Drawing(run, reader.run_attrs(run), whole.get("surface"), whole.get("volume"), curves)
+
+
+def _export(config, model, reader, scalings, runs, mesh):
+    """All runs in the layout of AutoCFD5, dealt over the data groups."""
+    with together():
+        submission.refuse_old(config.export)
+    groups, group, written = mesh["ddp"].size(), mesh.get_local_rank("ddp"), {}
+    for first in range(0, len(runs), groups):
+        run = runs[(first + group) % len(runs)]
+        cells = predict(model, reader, scalings, run, mesh["domain"], config.chunk)
+        with together():
+            if first + group < len(runs):
+                written[run] = submission.export(config.export, run, cells, mesh.get_local_rank("domain"))
+    submission.finish(config.export, written)
 
 
 def _write(config, results, drawings):
     out, label = Path(config.out), results["label"]
-    pictures = {"parity": out / "parity.png", "trend": out / "trend.png"}
-    pictures |= {f"run {run}": out / f"{run}.png" for run, _, _ in drawings}
+    plots = {"parity": out / "parity.png", "trend": out / "trend.png"} if _with_forces(results["runs"]) else {}
+    named = {"run": "", "air of": "_volume", "profiles of": "_profiles"}
+    shown = {f"{name} {d.run}": out / f"{d.run}{end}.png" for d in drawings for name, end in named.items()}
+    pictures = plots | shown
     with written(out / "results.json", out / "report.html", *pictures.values()) as (table, page, *parts):
         write_json(table, results)
-        parity, trend, *bodies = parts
-        drawn(figures.draw_parity, parity, results["runs"], label)
-        drawn(figures.draw_trend, trend, results["runs"], _others(results), label)
-        for part, (run, arrays, attrs) in zip(bodies, drawings):
-            drawn(figures.draw_surface, part, arrays, attrs, f"{run} ({label})")
-        write_page(page, results, dict(zip(pictures, parts)))
+        part = dict(zip(pictures, parts))
+        if plots:
+            drawn(figures.draw_parity, part["parity"], results["runs"], label)
+            drawn(figures.draw_trend, part["trend"], results["runs"], _others(results), label)
+        for d in drawings:
+            title = f"{d.run} ({label})"
+            if d.surface is not None:
+                drawn(figures.draw_surface, part[f"run {d.run}"], d.surface, d.attrs, title)
+            if d.air is not None:
+                drawn(figures.draw_volume, part[f"air of {d.run}"], d.air, d.attrs, title)
+            drawn(figures.draw_profiles, part[f"profiles of {d.run}"], d.profiles, title)
+        write_page(page, results, part)
     print(label)
     for name, value in results["summary"].items():
         print(f"{name:24} {'-' if value is None else f'{value:.5g}'}")

@@ -51,8 +51,76 @@ def draw_training(path, losses, log, arrays, attrs, title):
     """
     figure, axes = _mosaic([["loss"] * 3, list(COLUMNS)], (11, 5.8), height_ratios=[1.7, 1])
     _losses(axes["loss"], losses, Path(log))
-    _bodies(figure, {"side": [axes[name] for name in COLUMNS]}, arrays, _columns(arrays, attrs, f"{title}: "))
+    if "area" in arrays:
+        _bodies(figure, {"side": [axes[name] for name in COLUMNS]}, arrays, _columns(arrays, attrs, f"{title}: "))
+    else:
+        _slab(figure, [axes[name] for name in COLUMNS], arrays, attrs, f"{title}: ")
     _save(figure, path)
+
+
+def draw_volume(path, arrays, attrs, title):
+    """Velocity along the flow near the middle plane of a volume: true, predicted and error, or predicted alone."""
+    names = COLUMNS if "velocity" in arrays else COLUMNS[1:2]
+    figure, axes = _mosaic([[name] for name in names], (9, 3.2 * len(names) + 0.4))
+    _slab(figure, list(axes.values()), arrays, attrs, "")
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def draw_profiles(path, profiles, title):
+    """Curves of apps.aero.profiles: Cp along the centreline, suction upward, and u / U on lines in the wake."""
+    lines = profiles.get("wake", {"lines": []})["lines"]
+    names = [*(["centreline"] if "centreline" in profiles else []), *range(len(lines))]
+    figure, axes = _mosaic(
+        [names], (5 + 2.4 * len(names), 4), width_ratios=[3 if n == "centreline" else 1 for n in names]
+    )
+    if "centreline" in profiles:
+        ax, curves = axes["centreline"], profiles["centreline"]
+        for colour, side in (("C0", "upper"), ("C3", "under")):
+            _curve(ax, curves["x"], curves[side], colour, side)
+        ax.invert_yaxis()
+        ax.set(xlabel="x, m", ylabel="$C_p$", title=_with_r2("centreline", curves["r2"]))
+        ax.legend(frameon=False, fontsize=8)
+    for number, line in enumerate(lines):
+        ax = axes[number]
+        _curve(ax, profiles["wake"]["z"], line, "C0", "", upright=True)
+        ax.set(xlabel="u / U", ylabel="z, m", title=f"x = {line['x']:.2f} m")
+    if lines:
+        axes[0].set_title(_with_r2(f"x = {lines[0]['x']:.2f} m", profiles["wake"]["r2"]))
+    for ax in axes.values():
+        ax.grid(alpha=0.3)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def _curve(ax, along, curve, colour, side, upright=False):
+    for kind, style, paint in (("true", "-", "k" if upright else colour), ("predicted", "--", colour)):
+        there = [(x, v) for x, v in zip(along, curve[kind]) if v is not None]  # a coarse mesh has no cell in some bins
+        place, values = zip(*there) if there else ((), ())
+        pair = (values, place) if upright else (place, values)
+        ax.plot(*pair, style, color=paint, marker=".", ms=4, lw=1.2, label=f"{side} {kind}".strip())
+
+
+def _with_r2(name, value):
+    return name if value is None else f"{name}, R2 {value:.3f}"
+
+
+def _slab(figure, axes, arrays, attrs, title):
+    """Points nearest to the middle plane, a tenth of all, as dots: u / U in side view."""
+    near = np.abs(arrays["position"][:, 1])
+    near = np.flatnonzero(near <= np.quantile(near, 0.1))
+    x, z = arrays["position"][near, 0], arrays["position"][near, 2]
+    predicted = arrays["predicted"][near, 1] / attrs["U"]
+    shown = [("predicted", predicted, (-0.3, 1.4), "turbo")]
+    if "velocity" in arrays:
+        true = arrays["velocity"][near, 0] / attrs["U"]
+        limit = max(float(np.quantile(np.abs(predicted - true), 0.99)), 1e-3)
+        shown = [("true", true, *shown[0][2:]), *shown, (COLUMNS[2], predicted - true, (-limit, limit), "RdBu_r")]
+    for ax, (name, values, limits, colours) in zip(axes, shown):
+        dots = ax.scatter(x, z, c=values, s=6, lw=0, cmap=colours, vmin=limits[0], vmax=limits[1])
+        ax.set(aspect="equal", xlabel="x, m", ylabel="z, m")
+        ax.set_title(f"{title}u / U {name}", fontsize=10)
+        figure.colorbar(dots, ax=ax, shrink=0.8, extend="both")
 
 
 def draw_surface(path, arrays, attrs, title):

@@ -3,8 +3,8 @@
 --run takes a run of an archive; --surface any surface of a new body: STL, or VTP, VTU, OBJ, PLY. All cells are
 predicted together, cut over all processes that were started (torchrun --nproc-per-node N), so the answer depends
 neither on their number nor on the order of cells. Writes to --out NAME.vtp (by cell, in the frame and unit of the
-file, with the true fields and errors where they are known), NAME.json and NAME.png, and prints the coefficients with
-everything that is doubtful about the body.
+file, with the true fields and errors where they are known), NAME.json and NAME.png, of a model of volumes also
+NAME_volume.vtu, and prints the coefficients with everything that is doubtful about the body.
 """
 
 from dataclasses import MISSING, dataclass, field, fields
@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 
+from apps.aero.air import Air, own_cloud
 from apps.aero.body import prepare
-from apps.aero.dataset import Points, require_runs
+from apps.aero.dataset import require_runs
 from apps.aero.predict import load_model, predict, predict_cells
 from apps.aero.solution import Solution, write
 from apps.agree import together
@@ -24,8 +25,9 @@ from data.aero.archive import AeroReader
 from data.aero.files import sha256
 
 RUN_ONLY = {"archive", "vtp"}
+AIR = {"volume", "query"}
 SURFACE_ONLY = {"pressure", "shear", "scale", "flow_axis", "up_axis", "ground", "cells"}
-SURFACE_ONLY |= {"aref", "lref", "center", "speed", "density"}
+SURFACE_ONLY |= {"aref", "lref", "center", "speed", "density", *AIR}
 AXES = ("x", "-x", "y", "-y", "z", "-z")
 
 
@@ -42,6 +44,8 @@ class InferConfig:
     chunk: int | None = option(None, "cells computed at a time, for less memory and the same answer; left out: all")
     pressure: str | None = option(None, "cell array of the true pressure in it, m2/s2; left out: the usual names")
     shear: str | None = option(None, "cell array of the true wall shear stress, m2/s2, OpenFOAM's sign")
+    volume: str | None = option(None, "VTU file whose cells are predicted too, by a model of volumes")
+    query: int | None = option(None, "without a VTU file: about so many points around the body; left out: 100000")
     scale: float | None = option(None, "metres in one unit of the file, as 0.001 for millimetres; left out: 1, checked")
     flow_axis: str = option("x", "where the flow goes in the file; write --flow-axis=-x", choices=AXES)
     up_axis: str = option("z", "what points up in the file", choices=AXES)
@@ -58,13 +62,13 @@ class InferConfig:
 def main(argv=None):
     """Runs the command; returns the scores on the first rank, None on the others."""
     config = parse(InferConfig, argv, __doc__)
-    check_counts(config, "chunk", "cells")
+    check_counts(config, "chunk", "cells", "query")
     _check(config)
     DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((1, -1), ("ddp", "domain"))
-    model, scaling, state = load_model(config.checkpoint)
+    model, scalings, state = load_model(config.checkpoint)
     solve = _run if config.surface is None else _surface
-    found = solve(config, model, scaling, state["task"], mesh["domain"])
+    found = solve(config, model, scalings, state["task"], mesh["domain"])
     scores = None
     with together():
         if dist.get_rank() == 0:
@@ -84,34 +88,44 @@ def _check(config):
         )
 
 
-def _run(config, model, scaling, task, domain):
+def _run(config, model, scalings, task, domain):
     """Solution of a run of the archive."""
     if config.archive is None:
         raise InputError("no archive given", variable="archive", remedy="Name the archive of the run with --archive")
     reader = AeroReader(config.archive)
-    require_runs(reader, [config.run])
+    require_runs(reader, [config.run], tuple(scalings))
     polygons = _polygons(config, reader)
-    surface = predict(model, Points(reader, scaling), config.run, domain, config.chunk)
-    arrays = surface.whole()
-    order = np.argsort(arrays["cell_id"])
-    arrays = {name: values[order] for name, values in arrays.items()}
-    label = "a training run" if config.run in task["train"] else "not in training"
-    return Solution(config.run, label, surface.attrs, arrays, polygons)
+    cells = predict(model, reader, scalings, config.run, domain, config.chunk)
+    found = {}
+    for kind, part in cells.items():
+        arrays = part.whole()
+        order = np.argsort(arrays["cell_id"])
+        found[kind] = {name: values[order] for name, values in arrays.items()}
+    label, attrs = "a training run" if config.run in task["train"] else "not in training", reader.run_attrs(config.run)
+    air = Air(found["volume"]) if "volume" in found else None
+    return Solution(config.run, label, attrs, found.get("surface"), polygons, air=air)
 
 
-def _surface(config, model, scaling, task, domain):
+def _surface(config, model, scalings, task, domain):
     """Solution of the body of a file; None but on the first rank."""
-    case, place = None, (None, None)
+    case, place, air = None, None, None
     with together():
         if dist.get_rank() == 0:
-            case = prepare(config, scaling, task)
+            case = prepare(config, next(iter(scalings.values())), task)
             place = case.arrays["position"], case.arrays["normal"]
-    U = config.speed if config.speed is not None else scaling.U
-    predicted = predict_cells(model, scaling, *place, U, domain, config.chunk)
+    U = config.speed if config.speed is not None else next(iter(scalings.values())).U
+    if "volume" in scalings:
+        air = own_cloud(config, case, domain)
+    elif AIR & {name for name in AIR if getattr(config, name) is not None}:
+        remedy = "Leave it out, or train with --fields joint"
+        raise InputError("this model predicts no volume", file=config.checkpoint, variable="volume", remedy=remedy)
+    places = [place if kind == "surface" else air for kind in scalings]
+    predicted = dict(zip(scalings, predict_cells(model, list(scalings.values()), places, U, domain, config.chunk)))
+    cloud = air.gathered(predicted["volume"]) if air is not None else None
     if case is None:
         return None
-    arrays = case.arrays | {"predicted": predicted}
-    more = dict(frame=case.frame, parts=case.parts, notes=case.notes, facts=case.facts)
+    arrays = case.arrays | {"predicted": predicted["surface"]} if "surface" in predicted else None
+    more = dict(frame=case.frame, parts=case.parts, notes=case.notes, facts=case.facts, air=cloud)
     return Solution(case.name, "not in training", case.attrs, arrays, case.mesh, **more)
 
 

@@ -17,9 +17,13 @@ COUNT = 1e-3  # a drag count as the car industry has it
 SHAPES = {"square": (2, 4), "truth": (2, 4), "absolute": (2, 2), "weight": (2,), "forces": (2, 4, 3), "loss": ()}
 
 
-def empty_sums(cases):
+VOLUME = {"square": (4,), "truth": (4,), "absolute": (2,), "weight": (), "loss": ()}
+
+
+def empty_sums(cases, kind="surface"):
     """Zeros for ``cases`` cases: a dict of fp64 tensors (cases, ...)."""
-    return {key: torch.zeros(cases, *shape, dtype=torch.float64) for key, shape in SHAPES.items()}
+    shapes = SHAPES if kind == "surface" else VOLUME
+    return {key: torch.zeros(cases, *shape, dtype=torch.float64) for key, shape in shapes.items()}
 
 
 def case_sums(predicted, fields, weight, attrs, field_std):
@@ -55,7 +59,39 @@ def case_largest(predicted, fields, weight):
 
 
 def _true(fields):
-    return torch.cat([fields["pressure"][:, None], fields["shear"]], dim=1)
+    vector = fields["shear"] if "shear" in fields else fields["velocity"]
+    return torch.cat([fields["pressure"][:, None], vector], dim=1)
+
+
+def volume_sums(predicted, fields, weight, field_std):
+    """As ``case_sums``, of the pressure and the velocity of a volume: cells counted alike, shapes of ``VOLUME``."""
+    true = _true(fields)
+    error = predicted - true
+    size = torch.stack([error[:, columns].norm(dim=1) for columns in COLUMNS.values()], dim=1)
+    return {
+        "square": weight @ error.square(),
+        "truth": weight @ true.square(),
+        "absolute": weight @ size,
+        "weight": weight.sum(),
+        "loss": (weight[:, None] * (error / error.new_tensor(field_std)) ** 2).mean(1).sum(),
+    }
+
+
+def scores(kind, sums, attrs, largest):
+    """``case_scores`` of a surface, ``volume_scores`` of a volume."""
+    return case_scores(sums, attrs, largest) if kind == "surface" else volume_scores(sums, largest)
+
+
+def volume_scores(sums, largest):
+    """Scores of the volume of one case: ``velocity`` m/s and ``volume_pressure`` m2/s2, as of ``case_scores``."""
+    out = {"loss": (sums["loss"] / sums["weight"]).item()}
+    for number, (name, columns) in enumerate(zip(("volume_pressure", "velocity"), COLUMNS.values())):
+        out[f"{name}_l2"] = (sums["square"][columns].sum() / sums["truth"][columns].sum()).sqrt().item()
+        out[f"{name}_mae"] = (sums["absolute"][number] / sums["weight"]).item()
+        out[f"{name}_largest"] = largest[number].item()
+    for number, axis in enumerate("xyz", 1):
+        out[f"velocity_{axis}_l2"] = (sums["square"][number] / sums["truth"][number].clamp(min=1e-300)).sqrt().item()
+    return out
 
 
 def case_scores(sums, attrs, largest=None):
@@ -114,5 +150,6 @@ def summary(cases):
         both = table[name], table[f"{name}_true"]
         alike = max(both[1]) - min(both[1]) < COUNT / 10  # as side force of symmetric bodies: what is left is rounding
         out[f"{name}_r2"], out[f"{name}_spearman"] = (None, None) if alike else (r2(*both), spearman(*both))
-    out["Cd_mae_counts"], out["Cd_max_counts"] = out["Cd_mae"] / COUNT, out["Cd_max"] / COUNT
+    if "Cd_mae" in out:
+        out["Cd_mae_counts"], out["Cd_max_counts"] = out["Cd_mae"] / COUNT, out["Cd_max"] / COUNT
     return out

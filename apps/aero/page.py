@@ -46,10 +46,11 @@ def _fields(results):
     """Relative L2 by field and component, with its interval and the baselines."""
     s, low = results["summary"], results["intervals"]
     rows = []
-    for name in ("pressure", "shear", "shear_x", "shear_y", "shear_z"):
+    names = ("pressure", "shear", "shear_x", "shear_y", "shear_z", "volume_pressure", "velocity")
+    for name in (name for name in (*names, *(f"velocity_{axis}" for axis in "xyz")) if f"{name}_l2" in s):
         l2 = f"{name}_l2"
         row = [name, _percent(s[l2]), _range(low.get(l2), _percent), _percent(s[f"{l2}_std"]), _percent(s[f"{l2}_max"])]
-        row += [_percent(s[f"{l2}_area"]), _percent(s[f"{l2}_area_max"])]
+        row += [_percent(s.get(f"{l2}_area")), _percent(s.get(f"{l2}_area_max"))]
         row += [_number(s.get(f"{name}_mae")), _number(s.get(f"{name}_largest_max"))]
         row += [_percent(_baseline(results, key).get(l2)) for key in ("nearest_shape", "mean_field")]
         rows.append(row)
@@ -60,6 +61,8 @@ def _fields(results):
 
 def _coefficients(results):
     s, rows = results["summary"], []
+    if "Cd_mae" not in s:
+        return '<p class="quiet">The model predicts no surface, so there are no forces.</p>'
     for name in [*COEFFICIENTS, *(f"{c}_constant" for c in COEFFICIENTS if f"{c}_constant_mae" in s)]:
         row = [name, *(_number(s[f"{name}_{key}"]) for key in ("mae", "max", "r2", "spearman"))]
         row += [_range(results["intervals"].get(f"{name}_{key}"), _number) for key in ("mae", "r2")]
@@ -76,6 +79,8 @@ def _coefficients(results):
 
 def _pairs(results):
     pairs = results["pairs"]
+    if pairs is None and "Cd_mae" not in results["summary"]:
+        return ""
     if pairs is None:
         return '<p class="quiet">No two runs differ in Cd, so there is nothing to rank.</p>'
     row = [pairs["pairs"], _number(pairs["mae_counts"]), _number(pairs["max_counts"]), _percent(pairs["right_sign"])]
@@ -85,15 +90,15 @@ def _pairs(results):
 
 
 def _runs(runs):
-    names = ["pressure_l2", "pressure_l2_area", "shear_l2", "shear_l2_area"]
-    rows = []
-    for run, scores in runs.items():
-        row = [run, *(_percent(scores[name]) for name in names)]
-        for name in ("Cd", "Cl", "CmPitch"):
-            row += [_number(scores[name]), _number(scores[f"{name}_true"])]
-        rows.append([*row, _number(scores.get("Cd_stated"))])
-    heads = ["run", "pressure L2", "by area", "shear L2", "by area", "Cd", "true", "Cl", "true", "CmPitch", "true"]
-    return _table("Runs", [*heads, "Cd stated"], rows)
+    first = next(iter(runs.values()))
+    fields = ["pressure_l2", "pressure_l2_area", "shear_l2", "shear_l2_area", "volume_pressure_l2", "velocity_l2"]
+    numbers = [f"{name}{kind}" for name in ("Cd", "Cl", "CmPitch") for kind in ("", "_true")] + ["Cd_stated"]
+    fields, numbers = ([name for name in names if name in first] for names in (fields, numbers))
+    rows = [
+        [run, *(_percent(scores[name]) for name in fields), *(_number(scores.get(name)) for name in numbers)]
+        for run, scores in runs.items()
+    ]
+    return _table("Runs", ["run", *(name.replace("_", " ") for name in (*fields, *numbers))], rows)
 
 
 def _baseline(results, key):

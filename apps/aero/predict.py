@@ -12,33 +12,39 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
 from apps.aero import metrics
-from apps.aero.dataset import FIELDS, Points, Scaling
+from apps.aero.dataset import Points, Scaling
 from apps.aero.model import ModelConfig, Transolver
 from apps.agree import together
 from apps.loop import check_kind
 from apps.metrics import reduce
-from core import DistributedManager, ShardTensor, checkpoint, make_spec, scatter_tensor
+from core import DistributedManager, InputError, ShardTensor, checkpoint, make_spec, scatter_tensor
 from data.sharded import read_sharded
 
 KIND = "aero-transolver"
 
 
 def load_model(path):
-    """(model ready for inference with its averaged weights, Scaling, the checkpoint's JSON part).
+    """(model ready for inference with its averaged weights, {"surface" or "volume": Scaling}, the checkpoint's JSON).
 
-    Raises InputError for a missing or damaged checkpoint, and for one of another application.
+    The scalings are in the order of the model's clouds. Raises InputError for a missing or damaged checkpoint, and for
+    one of another application.
     """
     state = checkpoint.read_state(path)
     check_kind(state, KIND, path)
+    if "scalings" not in state["task"]:
+        raise InputError("was written by an earlier version", file=path, remedy="Train again")
     model = Transolver(ModelConfig(**state["task"]["model"])).to(DistributedManager().device)
     checkpoint.load(path, model, averaged=True)
-    return model.eval(), Scaling.from_state(state["task"]["scaling"]), state
+    found = [Scaling.from_state(part) for part in state["task"]["scalings"]]
+    return model.eval(), {scaling.kind: scaling for scaling in found}, state
 
 
 @dataclass
-class Surface:
-    """This rank's rows of one run: predicted fields (n, 4) m2/s2, arrays of the archive, and how the rows are cut."""
+class Cells:
+    """This rank's rows of the surface or the volume of a run: predicted fields (n, 4), pressure m2/s2 and shear m2/s2
+    or velocity m/s, arrays of the archive, and how the rows are cut."""
 
+    kind: str
     run: str
     attrs: dict
     predicted: torch.Tensor
@@ -47,8 +53,10 @@ class Surface:
     spec: object
 
     def sums(self, field_std, only_held_out=False):
-        """Sums of ``metrics.case_sums`` of these rows."""
+        """Sums of ``metrics.case_sums`` or ``metrics.volume_sums`` of these rows."""
         weight = self.held_out if only_held_out else torch.ones_like(self.held_out)
+        if self.kind == "volume":
+            return metrics.volume_sums(self.predicted, self.fields, weight, field_std)
         return metrics.case_sums(self.predicted, self.fields, weight, self.attrs, field_std)
 
     def largest(self, only_held_out=False):
@@ -63,7 +71,8 @@ class Surface:
         """
         arrays = {"predicted": self.predicted, **self.fields}
         found = {name: self._gather(values, rows) for name, values in arrays.items()}
-        found["area"] *= self.spec.shape[0] / len(found["area"])
+        if "area" in found:
+            found["area"] *= self.spec.shape[0] / len(found["area"])
         return found
 
     def _gather(self, values, rows):
@@ -73,18 +82,21 @@ class Surface:
 
 
 @torch.no_grad()
-def predict(model, points, run, domain, chunk=None):
-    """Surface of ``run`` under ``model``, cut over the mesh ``domain``. All ranks of the world call it together.
+def predict(model, reader, scalings, run, domain, chunk=None):
+    """{kind: Cells} of ``run`` under ``model``, cut over the mesh ``domain``. All ranks of the world call it together.
 
-    chunk: rows that are computed at a time, all of the rank's where None.
+    scalings: of ``load_model``; chunk: rows that are computed at a time, all of the rank's where None.
     """
-    weight = next(model.parameters())
+    weight, attrs = next(model.parameters()), reader.run_attrs(run)
     with together():
-        features = read_sharded(points, run, "features", domain, [Shard(0)], dtype=weight.dtype)
-        fields, held_out = _own_rows(points, run, features.spec, weight.device)
-    outputs = _outputs(model, features, domain, chunk)
-    attrs = points.reader.run_attrs(run)
-    return Surface(run, attrs, points.scaling.fields(outputs, attrs["U"]), fields, held_out, features.spec)
+        read = [Points(reader, scaling) for scaling in scalings.values()]
+        clouds = [read_sharded(p, run, "features", domain, [Shard(0)], dtype=weight.dtype) for p in read]
+        own = [_own_rows(points, run, cloud.spec, weight.device) for points, cloud in zip(read, clouds)]
+    outputs = _outputs(model, clouds, domain, chunk)
+    return {
+        kind: Cells(kind, run, attrs, scaling.fields(output, attrs["U"]), *rows, cloud.spec)
+        for (kind, scaling), output, rows, cloud in zip(scalings.items(), outputs, own, clouds)
+    }
 
 
 def _own_rows(points, run, spec, device):
@@ -93,51 +105,69 @@ def _own_rows(points, run, spec, device):
     def tensor(values):
         return torch.from_numpy(values.astype(np.int64 if values.dtype == np.int64 else np.float64)).to(device)
 
-    fields = {name: tensor(points.rows(run, name, first, last)) for name in (*FIELDS, "cell_id")}
-    return fields, tensor(points.held_out(run, first, last))
+    names = (*points.kind.arrays, "cell_id")
+    return {name: tensor(points.rows(run, name, first, last)) for name in names}, tensor(
+        points.held_out(run, first, last)
+    )
 
 
 @torch.no_grad()
-def predict_cells(model, scaling, position, normal, U, domain, chunk=None):
-    """Fields (n, 4) m2/s2, fp64 numpy on every rank, of cells in the training's frame that rank 0 holds.
+def predict_cells(model, scalings, places, U, domain, chunk=None):
+    """[fields (n, 4) fp64 numpy] of new points in the training's frame: of a body on every rank, of the air around it
+    this rank's own.
 
-    position (n, 3) m, normal (n, 3): on rank 0; elsewhere ignored. Every rank receives and computes its own rows only.
+    scalings: Scaling of each cloud; places: of a surface (position (n, 3) m, normal (n, 3)) on rank 0, elsewhere
+    ignored, because every rank receives its own rows only; of a volume apps.aero.air.OwnCloud, made by each rank.
     """
-    weight, features = next(model.parameters()), None
-    if dist.get_rank() == 0:
-        features = torch.from_numpy(scaling.features(position, normal)).to(weight.device, weight.dtype)
-    features = scatter_tensor(features, 0, domain, [Shard(0)])
-    fields = scaling.fields(_outputs(model, features, domain, chunk), U)
-    spec = make_spec(domain, [Shard(0)], (features.shape[0], fields.shape[1]), dict(enumerate(features.spec.sizes)))
-    return ShardTensor(fields, spec).full_tensor().cpu().numpy()
+    weight, clouds, found = next(model.parameters()), [], []
+    for scaling, place in zip(scalings, places):
+        if scaling.kind == "volume":
+            features = scaling.features(place.position, place.direction, place.sdf)
+            shape, sizes = (sum(place.sizes), features.shape[1]), {0: tuple(place.sizes)}
+            local = torch.from_numpy(features).to(weight.device, weight.dtype)
+            clouds.append(ShardTensor(local, make_spec(domain, [Shard(0)], shape, sizes)))
+            continue
+        features = None
+        if dist.get_rank() == 0:
+            features = torch.from_numpy(scaling.features(*place)).to(weight.device, weight.dtype)
+        clouds.append(scatter_tensor(features, 0, domain, [Shard(0)]))
+    for scaling, cloud, output in zip(scalings, clouds, _outputs(model, clouds, domain, chunk)):
+        fields = scaling.fields(output, U)
+        if scaling.kind == "surface":
+            spec = make_spec(domain, [Shard(0)], (cloud.shape[0], fields.shape[1]), dict(enumerate(cloud.spec.sizes)))
+            fields = ShardTensor(fields, spec).full_tensor()
+        found.append(fields.cpu().numpy())
+    return found
 
 
-def _outputs(model, features, domain, chunk):
-    """This rank's rows of the model's outputs (n, 4), of features (n, 6) cut over the domain."""
+def _outputs(model, clouds, domain, chunk):
+    """This rank's rows of the model's outputs [(n, 4)], of features [(n, F)] cut over the domain."""
     if chunk is None:
-        return model(features.unsqueeze(0)).squeeze(0).to_local()
-    return streamed(model, features.to_local(), chunk, domain)
+        found = model(*(features.unsqueeze(0) for features in clouds))
+        return [part.squeeze(0).to_local() for part in (found if isinstance(found, tuple) else (found,))]
+    return streamed(model, [features.to_local() for features in clouds], chunk, domain)
 
 
-def streamed(model, features, chunk, domain):
+def streamed(model, clouds, chunk, domain):
     """As ``model`` on all rows of all ranks of ``domain``, a layer at a time and ``chunk`` rows at a time.
 
-    features: this rank's rows (n, 6), plain; returns (n, outputs). Each layer goes over the rows twice: once to add up
-    the slices of all chunks and ranks, once to take back from the tokens that follow. Between layers only the hidden
-    state is kept, n x width numbers; memberships, n x heads x slices, exist for one chunk at a time.
+    clouds: this rank's rows [(n, F)], plain; returns [(n, outputs)]. Each layer goes over the rows twice: once to add
+    up the slices of all chunks, clouds and ranks, once to take back from the tokens that follow. Between layers only
+    the hidden state is kept, n x width numbers; memberships, n x heads x slices, exist for one chunk at a time.
     """
-    x = _by_chunks(model.stem, features, chunk)[None]
+    hidden = [_by_chunks(stem, rows, chunk)[None] for stem, rows in zip(model.stems, clouds)]
     for block in model.blocks:
         attention, total = block.attention, 0
-        for rows in x.split(chunk, dim=1):
+        for rows in (rows for x in hidden for rows in x.split(chunk, dim=1)):
             seen = block.norm1(rows)
             total = total + attention.sums(seen, attention.membership(seen))
         dist.all_reduce(total, group=domain.get_group())
-        mixed = attention.mixed(total, x.dtype)
-        for rows in x.split(chunk, dim=1):
+        mixed = attention.mixed(total, hidden[0].dtype)
+        for rows in (rows for x in hidden for rows in x.split(chunk, dim=1)):
             weights = attention.membership(block.norm1(rows))
             rows.copy_(block.finish(rows, attention.back(weights, mixed)))
-    return _by_chunks(lambda rows: model.head(model.norm(rows)), x[0], chunk)
+    ends = zip(model.heads, model.norms, hidden)
+    return [_by_chunks(lambda rows, head=head, norm=norm: head(norm(rows)), x[0], chunk) for head, norm, x in ends]
 
 
 def _by_chunks(function, rows, chunk):
@@ -150,28 +180,29 @@ def _by_chunks(function, rows, chunk):
     return out
 
 
-def judge(model, reader, scaling, runs, mesh, only_held_out=False, chunk=None):
+def judge(model, reader, scalings, runs, mesh, only_held_out=False, chunk=None):
     """{run: scores} of whole runs, dealt over the data groups of ``mesh`` (ddp, domain); the same on every rank.
 
     Groups that have no run left predict one again and do not count it: weights cut over the groups need all of them.
     """
     device = DistributedManager().device
-    points, table = Points(reader, scaling), metrics.empty_sums(len(runs))
-    largest = torch.zeros(len(runs), 2, dtype=torch.float64)
+    tables = {kind: metrics.empty_sums(len(runs), kind) for kind in scalings}
+    largest = {kind: torch.zeros(len(runs), 2, dtype=torch.float64) for kind in scalings}
     groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
     for first in range(0, len(runs), groups):
         number = first + group
-        surface = predict(model, points, runs[number % len(runs)], mesh["domain"], chunk)
-        if number < len(runs):
-            largest[number] = surface.largest(only_held_out)
-            for key, value in surface.sums(scaling.field_std, only_held_out).items():
-                table[key][number] = value
-    table = reduce({key: value.to(device) for key, value in table.items()}, mesh)
-    largest = largest.to(device)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return {run: _scores(reader.run_attrs(run), table, largest, number) for number, run in enumerate(runs)}
-
-
-def _scores(attrs, table, largest, number):
-    sums = {key: value[number].cpu() for key, value in table.items()}
-    return metrics.case_scores(sums, attrs, largest[number].cpu())
+        found = predict(model, reader, scalings, runs[number % len(runs)], mesh["domain"], chunk)
+        for kind, cells in found.items() if number < len(runs) else ():
+            largest[kind][number] = cells.largest(only_held_out)
+            for key, value in cells.sums(scalings[kind].field_std, only_held_out).items():
+                tables[kind][key][number] = value
+    scores = {run: {} for run in runs}
+    for kind in scalings:
+        table = reduce({key: value.to(device) for key, value in tables[kind].items()}, mesh)
+        most = largest[kind].to(device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        for number, run in enumerate(runs):
+            sums = {key: value[number].cpu() for key, value in table.items()}
+            new = metrics.scores(kind, sums, reader.run_attrs(run), most[number].cpu())
+            scores[run] |= new | {"loss": scores[run].get("loss", 0) + new["loss"]}
+    return scores

@@ -24,25 +24,29 @@ class Solution:
     """arrays: of the cells that were predicted, in the order of the file: position, normal, area, cell_id, predicted
     (n, 4) m2/s2, and pressure, shear, part where known; in the frame of the training. attrs: U, rho, Aref, Lref,
     center, and stated coefficients. mesh: Polygons in the frame of the file, None for points in place of cells. frame
-    (3, 3): vectors of the file to those of ``arrays``."""
+    (3, 3): vectors of the file to those of ``arrays``. arrays is None for a model of volumes alone; air:
+    apps.aero.air.Air, where there is a volume."""
 
     name: str
     label: str
     attrs: dict
-    arrays: dict
+    arrays: dict | None
     mesh: Polygons | None = None
     frame: np.ndarray = field(default_factory=lambda: np.eye(3))
     parts: list = field(default_factory=list)
     notes: list = field(default_factory=list)
     facts: dict = field(default_factory=dict)
+    air: object = None
 
     @property
     def known(self):
         """Whether the true fields are there."""
-        return "pressure" in self.arrays
+        return self.arrays is not None and "pressure" in self.arrays
 
     def scores(self):
         """Coefficients of the predicted fields, and with true fields all of ``metrics.case_scores``."""
+        if self.arrays is None:
+            return self.air.scores()
         if not self.known:
             return self._coefficients(slice(None))
         names = (*GEOMETRY, "predicted", "pressure", "shear")
@@ -53,7 +57,7 @@ class Solution:
 
     def by_part(self):
         """{name of part: coefficients of its cells, by the reference of the whole}, where there are several."""
-        if len(self.parts) < 2:
+        if len(self.parts) < 2 or self.arrays is None:
             return {}
         return {name: self._coefficients(self.arrays["part"] == k) for k, name in enumerate(self.parts)}
 
@@ -102,18 +106,28 @@ def write(out, solution, checkpoint):
 
     scores, title = solution.scores(), f"{solution.name} ({solution.label})"
     scores = {name: value for name, value in scores.items() if value is not None}
-    paths = [Path(out) / f"{solution.name}.{kind}" for kind in ("vtp", "json", "png")]
-    with written(*paths) as (vtp, table, picture):
-        if solution.mesh is None:
-            write_points(vtp, solution.arrays["position"].astype(np.float32), solution.fields())
-        else:
-            write_surface(vtp, solution.mesh, solution.fields())
+    base, air = Path(out) / solution.name, solution.air
+    paths = [base.with_name(f"{base.name}.json")]
+    paths += [base.with_name(base.name + end) for end in (".vtp", ".png")] if solution.arrays is not None else []
+    paths += [base.with_name(base.name + end) for end in ("_volume.vtu", "_volume.png")] if air is not None else []
+    with written(*paths) as (table, *rest):
+        if solution.arrays is not None:
+            vtp, picture, *rest = rest
+            if solution.mesh is None:
+                write_points(vtp, solution.arrays["position"].astype(np.float32), solution.fields())
+            else:
+                write_surface(vtp, solution.mesh, solution.fields())
+            drawn(figures.draw_surface, picture, _drawable(solution), solution.attrs, title)
+        if air is not None:
+            air.write(rest[0], solution.attrs["U"])
+            drawn(figures.draw_volume, rest[1], air.arrays, solution.attrs, title)
         told = {"run": solution.name, "label": solution.label, "checkpoint": checkpoint, "conventions": CONVENTIONS}
         reference = {name: solution.attrs[name] for name in ("U", "rho", "Aref", "Lref", "center")}
         told |= {"reference": reference, "notes": solution.notes, **solution.facts}
+        told |= {"volume": air.scores()} if air is not None else {}
         write_json(table, told | {"scores": scores, "by_part": solution.by_part()})
-        drawn(figures.draw_surface, picture, _drawable(solution), solution.attrs, title)
-    print(title, table_of(scores), *(f"note: {note}" for note in solution.notes), *paths, sep="\n", flush=True)
+    lines = [title, *([table_of(scores)] if solution.arrays is not None else []), *(air.lines() if air else [])]
+    print(*lines, *(f"note: {note}" for note in solution.notes), *paths, sep="\n", flush=True)
     return scores
 
 

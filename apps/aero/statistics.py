@@ -74,9 +74,11 @@ def confidence(cases):
     def column(key):
         return [case[key] for case in cases.values()]
 
-    out = {}
-    for key in ("pressure_l2", "pressure_l2_area", "shear_l2", "shear_l2_area"):
-        out[key] = interval(mean, column(key))
+    first = next(iter(cases.values()))
+    means = ("pressure_l2", "pressure_l2_area", "shear_l2", "shear_l2_area", "volume_pressure_l2", "velocity_l2")
+    out = {key: interval(mean, column(key)) for key in means if key in first}
+    if "Cd" not in first:
+        return out
     for name in ("Cd", "Cl", "CmPitch"):
         both = column(name), column(f"{name}_true")
         out[f"{name}_mae"] = interval(lambda p, t: mean([abs(a - b) for a, b in zip(p, t)]), *both)

@@ -1,4 +1,4 @@
-"""Trains a Transolver on the surfaces of an aero archive: python -m apps.aero.train
+"""Trains a Transolver on the surfaces or volumes, or both, of an aero archive: python -m apps.aero.train
 
 Without arguments: builds the embedded archive of synthetic bodies once, trains the tiny model on it (about two minutes
 on two CPU cores) and ends with validation scores, the path of the checkpoint and a figure. With
@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
 from apps.aero import figures, metrics
-from apps.aero.config import EMBEDDED, TrainConfig
-from apps.aero.dataset import Points, Scaling, require_runs, runs_of, sample_start
+from apps.aero.config import EMBEDDED, EMBEDDED_VOLUME, TrainConfig
+from apps.aero.dataset import Points, Scaling, require_runs, rows_of, runs_of, sample_start
+from apps.aero.losses import field_loss, force_loss, std_over_q
 from apps.aero.model import Transolver
 from apps.aero.outputs import drawn, written
 from apps.aero.predict import KIND, judge, load_model, predict
@@ -26,59 +27,66 @@ from core import DistributedManager, InputError, checkpoint
 from data.aero.archive import AeroReader
 from data.sharded import read_sharded
 
-SHOWN = ("loss", "pressure_l2", "shear_l2", "Cd_mae", "Cl_mae")
+SHOWN = ("loss", "pressure_l2", "shear_l2", "Cd_mae", "Cl_mae", "volume_pressure_l2", "velocity_l2")
 FIGURE_ROWS = 40_000
 
 
-class SurfaceTask:
-    """Mean squared error of standardised pressure and shear on random points of training runs (apps.loop.Task)."""
+class FieldTask:
+    """Errors of standardised fields on random points of training runs, surface, volume or both (apps.loop.Task)."""
 
     kind = KIND
 
     def __init__(self, config, mesh):
-        self.config, self.mesh = config, mesh
+        self.config, self.mesh, self.kinds = config, mesh, config.kinds()
         self.reader = AeroReader(config.archive)
         self.runs = runs_of(self.reader, "train")
         self.checked_on, self.checked = _validation(self.reader)
-        require_runs(self.reader, [*self.runs, *self.checked])
-        self.scaling = Scaling.of(self.reader)
+        require_runs(self.reader, [*self.runs, *self.checked], self.kinds)
+        self.scalings = {kind: Scaling.of(self.reader, kind) for kind in self.kinds}
         self._facts = None
-        rows = [self.reader.shape(f"{run}/surface", "area")[0] for run in self.runs]
-        self.count_rows, self.rows = dict(zip(self.runs, rows)), min(config.sample_points(), *rows)
+        self.count_rows = {kind: {run: rows_of(self.reader, run, kind) for run in self.runs} for kind in self.kinds}
+        self.rows = {kind: min(config.sample_points(), *self.count_rows[kind].values()) for kind in self.kinds}
         self.dtype = torch.float64 if config.precision == "fp64" else torch.float32
 
     def count(self):
         return len(self.runs)
 
     def loss(self, model, samples):
-        """Mean over samples of the mean over their points; rows that the archive holds back do not count."""
+        """Sum over clouds of the mean over samples; rows that the archive holds back do not count."""
         with together():
-            read = [self._read(*sample) for sample in samples]
-        features, targets, weight = (torch.stack(parts) for parts in zip(*read))
-        square = (model(features) - targets).square().mean(-1)
-        return ((weight * square).sum(1) / weight.sum(1).clamp(min=1)).mean()
+            read = {kind: [self._read(kind, *sample) for sample in samples] for kind in self.kinds}
+        clouds = {kind: [torch.stack(parts) for parts in zip(*rows)] for kind, rows in read.items()}
+        outputs = model(*(cloud[0] for cloud in clouds.values()))
+        outputs = outputs if len(clouds) > 1 else (outputs,)
+        found = zip(outputs, clouds.values())
+        total = sum(field_loss(self.config.loss, output, *cloud[1:3]) for output, cloud in found)
+        if self.config.force_weight:
+            features, targets, weight, area = clouds["surface"]
+            std = std_over_q(self.scalings["surface"], targets.device, targets.dtype)
+            term = force_loss(outputs[0], targets, features[..., 3:6], weight * area, std)
+            total = total + self.config.force_weight * term
+        return total
 
-    def _read(self, sample, position):
+    def _read(self, kind, sample, position):
         run = self.runs[sample]
-        points = Points(
-            self.reader, self.scaling, sample_start(self.count_rows[run], self.config.seed, position), self.rows
-        )
-        return [
-            read_sharded(points, run, name, self.mesh["domain"], [Shard(0)], dtype=self.dtype)
-            for name in ("features", "targets", "weight")
-        ]
+        start = sample_start(self.count_rows[kind][run], self.config.seed, position)
+        points = Points(self.reader, self.scalings[kind], start, self.rows[kind])
+        names = ("features", "targets", "weight", *(("area",) if self._weighs(kind) else ()))
+        return [read_sharded(points, run, name, self.mesh["domain"], [Shard(0)], dtype=self.dtype) for name in names]
+
+    def _weighs(self, kind):
+        return kind == "surface" and self.config.force_weight > 0
 
     def validate(self, model):
-        cases = judge(
-            model, self.reader, self.scaling, self.checked, self.mesh, only_held_out=self.checked_on == "heldout"
-        )
+        only = self.checked_on == "heldout"
+        cases = judge(model, self.reader, self.scalings, self.checked, self.mesh, only_held_out=only)
         scores = metrics.summary(cases)
-        return {name: scores[name] for name in SHOWN}
+        return {name: scores[name] for name in SHOWN if name in scores}
 
     def state(self):
         return {
             "model": asdict(self.config.model()),
-            "scaling": self.scaling.state(),
+            "scalings": [scaling.state() for scaling in self.scalings.values()],
             "statistics_hash": self.reader.attrs["statistics_hash"],
             "archive": str(Path(self.config.archive).resolve()),
             "train": self.runs,
@@ -108,23 +116,26 @@ def prepare(config):
     """(model, task, mesh) of a training; the model is plain and equal on all ranks."""
     mesh = start(config)
     if config.archive is None:
-        config.archive = _embedded()
-    task = SurfaceTask(config, mesh)
+        config.archive = _embedded("volume" in config.kinds())
+    if config.force_weight and "surface" not in config.kinds():
+        raise InputError("needs a surface to add up", variable="force-weight", remedy="Leave it out, or --fields joint")
+    task = FieldTask(config, mesh)
     if config.resume:
         _check_resume(config, task)
     model = Transolver(config.model()).to(DistributedManager().device, task.dtype)
     return model, task, mesh
 
 
-def _embedded():
+def _embedded(volume):
     """The archive of synthetic bodies, built by one rank where it is not there yet."""
+    path = EMBEDDED_VOLUME if volume else EMBEDDED
     with together():
-        if dist.get_rank() == 0 and not Path(EMBEDDED).exists():
+        if dist.get_rank() == 0 and not Path(path).exists():
             from data.aero.synthetic import synthetic_archive
 
-            print(f"building {EMBEDDED}", flush=True)
-            synthetic_archive(EMBEDDED, runs=24)
-    return EMBEDDED
+            print(f"building {path}", flush=True)
+            synthetic_archive(path, runs=24, volume=volume, cells=1500 if volume else 4000)
+    return path
 
 
 def _check_resume(config, task):
@@ -148,27 +159,35 @@ def main(argv=None):
     model, task, mesh = prepare(config)
     chief = dist.get_rank() == 0
     if chief:
-        size = sum(p.numel() for p in model.parameters())
-        print(f"{size:,} weights, {task.count()} runs of {min(task.count_rows.values()):,} cells or more, ", end="")
-        print(f"{task.rows:,} points a sample, validated on {task.checked_on} cells", flush=True)
+        size, least = (
+            sum(p.numel() for p in model.parameters()),
+            {k: min(r.values()) for k, r in task.count_rows.items()},
+        )
+        print(f"{size:,} weights, {task.count()} runs of ", end="")
+        print(
+            ", ".join(f"{n:,} {kind} cells or more, {task.rows[kind]:,} a sample" for kind, n in least.items()), end=""
+        )
+        print(f", validated on {task.checked_on} cells", flush=True)
     result = fit(model, task, config, mesh, blocks=model.blocks)
     _report(config, task, mesh, result, chief)
     return result
 
 
 def _report(config, task, mesh, result, chief):
-    model, scaling, _ = load_model(result.checkpoint)
-    surface = predict(model, Points(task.reader, scaling), task.checked[0], mesh["domain"])
-    arrays = surface.whole(FIGURE_ROWS)
+    model, scalings, _ = load_model(result.checkpoint)
+    cells = predict(model, task.reader, scalings, task.checked[0], mesh["domain"])
+    shown = cells.get("surface", cells.get("volume"))
+    arrays = shown.whole(FIGURE_ROWS)
     with together():
         if chief:
             for name, value in result.scores.items():
                 print(f"validation {name} {value:.4f}")
             print(f"checkpoint {result.checkpoint}")
-            path, title = Path(config.out) / "figure.png", f"{surface.run} ({task.checked_on})"
+            path, title = Path(config.out) / "figure.png", f"{shown.run} ({task.checked_on})"
             with written(path) as (part,):
                 log = Path(config.out) / "log.jsonl"
-                if drawn(figures.draw_training, part, result.losses, log, arrays, surface.attrs, title):
+                told = (result.losses, log, arrays, shown.attrs, title)
+                if drawn(figures.draw_training, part, *told):
                     print(f"figure {path}", flush=True)
 
 
