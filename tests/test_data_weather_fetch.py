@@ -9,14 +9,19 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-from weather_files import GLM_G19
+from weather_files import GLM_G19, hrrr_keys, write_grib
 
 from core.errors import InputError
 from data.weather import bucket, fetch
-from data.weather.sources import find_files
+from data.weather.fields import read_field
+from data.weather.files import find_files
+from data.weather.streams import RADAR, satellite_of, stamp
 
 GOES = "/noaa-goes19/"
 MRMS = "/noaa-mrms-pds/"
+KEYS = hrrr_keys(slice(0, 15), slice(0, 20))
+START = (20250501, 1800)
+MESSAGES = [("vis", KEYS, START, 1, None), ("refc", KEYS, START, 1, None), ("gh", KEYS, START, 1)]
 SPAN = ["--start", "2025-05-01T18:00", "--end", "2025-05-01T18:30"]
 
 
@@ -29,7 +34,8 @@ class _Bucket(BaseHTTPRequestHandler):
         if "list-type" in (query := parse_qs(url.query)):
             return self._list(url.path, query)
         data = self.server.files[url.path]
-        start = int(re.findall(r"\d+", self.headers["Range"])[0]) if self.headers.get("Range") else 0
+        start, *end = map(int, re.findall(r"\d+", self.headers.get("Range") or "0"))
+        data = data[: end[0] + 1] if end else data
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
@@ -65,7 +71,7 @@ def server(monkeypatch):
     server.files, server.breaks, server.log = {}, {}, []
     for minute in range(0, 60, 2):  # composites every two minutes, 41 s after
         name = f"MRMS_MergedReflectivityQCComposite_00.50_20250501-18{minute:02d}41.grib2.gz"
-        server.files[f"{MRMS}CONUS/{fetch.RADAR['refc']}/20250501/{name}"] = f"radar {minute}".encode()
+        server.files[f"{MRMS}CONUS/{RADAR['refc']}/20250501/{name}"] = f"radar {minute}".encode()
     for minute in (1, 6, 11, 26):  # the scans of 18:16 and 18:21 never came
         name = f"OR_ABI-L2-MCMIPC-M6_G19_s202512118{minute:02d}176_e20251211802549_c2025121180305.nc"
         server.files[f"{GOES}ABI-L2-MCMIPC/2025/121/18/{name}"] = f"image {minute}".encode() * 1000
@@ -82,12 +88,12 @@ def server(monkeypatch):
 
 def _run(server, out, *more):
     base = f"http://127.0.0.1:{server.server_address[1]}"
-    urls = ["--goes-url", base + "/noaa-goes{satellite}", "--mrms-url", base + MRMS]
+    urls = ["--goes-url", base + "/noaa-goes{satellite}", "--mrms-url", base + MRMS, "--hrrr-url", base + "/hrrr"]
     return fetch.main([*SPAN, "--out", str(out), *urls, *more])
 
 
 def _minutes(folder):
-    return sorted(str(fetch.stamp(path.name))[14:16] for path in find_files(folder, "*.grib2.gz", "*.nc"))
+    return sorted(str(stamp(path.name))[14:16] for path in find_files(folder, "*.grib2.gz", "*.nc"))
 
 
 def test_fetch_takes_the_scans_nearest_to_each_step(server, tmp_path, capsys):
@@ -137,6 +143,25 @@ def test_a_second_run_fetches_what_is_missing_or_damaged(server, tmp_path, capsy
     assert _run(server, tmp_path, "--abi", "MCMIPC") == 0 and "0 to fetch" in capsys.readouterr().out
 
 
+def test_single_fields_of_hrrr(server, tmp_path, capsys):
+    made = (write_grib(tmp_path / "m", np.arange(300.0) + n, *how) for n, how in enumerate(MESSAGES))
+    parts = [path.read_bytes() for path in made]
+    key = "/hrrr/hrrr.20250501/conus/hrrr.t18z.wrfsfcf01.grib2"
+    server.files[key], first = b"".join(parts), np.cumsum([0, *map(len, parts)])
+    labels = ("VIS:surface", "REFC:entire atmosphere", "HGT:500 mb")
+    lines = (f"{n + 1}:{first[n]}:d=2025050118:{label}:1 hour fcst:" for n, label in enumerate(labels))
+    server.files[key + ".idx"] = "\n".join(lines).encode()
+    fields = ["--hrrr", "HGT:500 mb", "REFC:entire atmosphere", "--hrrr-leads", "1"]
+    assert _run(server, tmp_path, *fields) == 0
+    [path] = (tmp_path / "hrrr").rglob("*.grib2")
+    assert path.read_bytes() == parts[2] + parts[1]
+    field = read_field(path, ("gh",), 500)
+    assert field.values.ravel()[0] == pytest.approx(2, abs=0.01) and field.valid == np.datetime64("2025-05-01T19:00")
+    assert _run(server, tmp_path, *fields) == 0 and "HRRR: 1 files, of which 0 to fetch" in capsys.readouterr().out
+    assert _run(server, tmp_path, "--hrrr", "TMP:surface", "--hrrr-leads", "1") == 2
+    assert "the index has no TMP:surface" in capsys.readouterr().out
+
+
 def test_bytes_that_the_bucket_does_not_list_are_refused(server, tmp_path, monkeypatch):
     item = bucket.Object("ABI-L2-CMIPC/x.nc", 4, hashlib.md5(b"good").hexdigest())
     server.files[GOES + item.key] = b"evil"
@@ -147,7 +172,7 @@ def test_bytes_that_the_bucket_does_not_list_are_refused(server, tmp_path, monke
 
 
 def test_faults_are_named(server, tmp_path, capsys):
-    assert _run(server, tmp_path) == 2 and "Name --abi, --mrms or --glm" in capsys.readouterr().err
+    assert _run(server, tmp_path) == 2 and "Name --abi, --mrms, --glm or --hrrr" in capsys.readouterr().err
     assert (
         _run(server, tmp_path, "--abi", "MCMIPC", "--end", "2025-05-01") == 2 and "ends at" in capsys.readouterr().err
     )
@@ -155,5 +180,5 @@ def test_faults_are_named(server, tmp_path, capsys):
     assert fetch.main([*SPAN, "--out", str(tmp_path), "--glm", *dead]) == 2
     assert "127.0.0.1:9/19/?list-type" in capsys.readouterr().err
     with pytest.raises(InputError, match="GOES-19 followed GOES-16 on 2025-04-07"):
-        fetch.satellite_of("east", np.datetime64("2025-04-06", "s"), np.datetime64("2025-04-08", "s"))
-    assert fetch.satellite_of("west", np.datetime64("2022-04-06", "s"), np.datetime64("2022-05-06", "s")) == "17"
+        satellite_of("east", np.datetime64("2025-04-06", "s"), np.datetime64("2025-04-08", "s"))
+    assert satellite_of("west", np.datetime64("2022-04-06", "s"), np.datetime64("2022-05-06", "s")) == "17"

@@ -1,48 +1,21 @@
 """Fields that stand still and fields of weather models: files of users and agencies, onto the grid."""
 
-import eccodes
 import numpy as np
 import pytest
 import xarray as xr
-from weather_files import SMALL, write_mrms
+from weather_files import SMALL, hrrr_keys, write_grib, write_mrms
 
 from core.errors import InputError
 from data.weather import build
 from data.weather.archive import WeatherReader
 from data.weather.fields import read_field, resample
-from data.weather.grid import X0, Y0, hrrr_crop, lambert_latlon
+from data.weather.grid import hrrr_crop
 from data.weather.nwp import Model
 from data.weather.static import static_fields
 
 STEP = np.timedelta64(10, "m")
 WINDOW = ["--workers", "1", "--resolution", "6km", "--rows", "280:292", "--cols", "448:460"]
 DATES = ["--split", "2024-05-06/2024-05-07", "2024-05-10/2024-05-11", "2024-05-14/2024-05-15"]
-
-
-def write_grib(path, values, name, keys, start=(20240506, 1200), lead=0, level=500):
-    """One GRIB2 message with a grid given by ``keys``."""
-    message = eccodes.codes_grib_new_from_samples("GRIB2")
-    levels = {"typeOfLevel": "isobaricInhPa", "level": level} if level else {"typeOfLevel": "surface"}
-    times = {"dataDate": start[0], "dataTime": start[1], "step": lead}
-    for key, value in {**keys, "shortName": name, **levels, **times}.items():
-        eccodes.codes_set(message, key, value)
-    eccodes.codes_set(message, "bitsPerValue", 24)
-    eccodes.codes_set_values(message, np.asarray(values, float).ravel())
-    path.write_bytes(eccodes.codes_get_message(message))
-    eccodes.codes_release(message)
-    return path
-
-
-def hrrr_keys(rows, cols):
-    """A window of the HRRR grid, 3 km, as its files describe it."""
-    latitude, longitude = lambert_latlon(X0 + 3000 * cols.start, Y0 + 3000 * rows.start)
-    return {
-        "gridType": "lambert", "Nx": cols.stop - cols.start, "Ny": rows.stop - rows.start, "shapeOfTheEarth": 6,
-        "latitudeOfFirstGridPointInDegrees": float(latitude),
-        "longitudeOfFirstGridPointInDegrees": float(longitude) + 360,
-        "LaDInDegrees": 38.5, "LoVInDegrees": 262.5, "DxInMetres": 3000, "DyInMetres": 3000, "Latin1InDegrees": 38.5,
-        "Latin2InDegrees": 38.5, "jScansPositively": 1,
-    }  # fmt: skip
 
 
 def latlon_keys(north, south, west, east, step):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from data.weather.grid import X0, Y0, lambert_latlon
+
 ALL = (slice(None),) * 3
 SMALL = dict(stride=2, rows=slice(200, 240), cols=slice(400, 450))  # 40 x 50 cells of the crop
 DATA = Path(__file__).parent / "data"
@@ -123,3 +125,32 @@ def truncate(path, share=0.5):
     """Cut a file short."""
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     return path
+
+
+def write_grib(path, values, name, keys, start=(20240506, 1200), lead=0, level=500):
+    """One GRIB2 message with a grid given by ``keys``."""
+    import eccodes
+
+    message = eccodes.codes_grib_new_from_samples("GRIB2")
+    levels = {"typeOfLevel": "isobaricInhPa", "level": level} if level else {"typeOfLevel": "surface"}
+    times = {"dataDate": start[0], "dataTime": start[1], "step": lead}
+    for key, value in {**keys, "shortName": name, **levels, **times}.items():
+        eccodes.codes_set(message, key, value)
+    eccodes.codes_set(message, "bitsPerValue", 24)
+    eccodes.codes_set_values(message, np.asarray(values, float).ravel())
+    path.write_bytes(eccodes.codes_get_message(message))
+    eccodes.codes_release(message)
+    return path
+
+
+def hrrr_keys(rows, cols):
+    """A window of the HRRR grid, 3 km, as its files describe it."""
+    latitude, longitude = lambert_latlon(X0 + 3000 * cols.start, Y0 + 3000 * rows.start)
+    return {
+        "centre": "kwbc",
+        "gridType": "lambert", "Nx": cols.stop - cols.start, "Ny": rows.stop - rows.start, "shapeOfTheEarth": 6,
+        "latitudeOfFirstGridPointInDegrees": float(latitude),
+        "longitudeOfFirstGridPointInDegrees": float(longitude) + 360,
+        "LaDInDegrees": 38.5, "LoVInDegrees": 262.5, "DxInMetres": 3000, "DyInMetres": 3000, "Latin1InDegrees": 38.5,
+        "Latin2InDegrees": 38.5, "jScansPositively": 1,
+    }  # fmt: skip

@@ -38,7 +38,7 @@ def list_objects(base, prefix, tries=4):
     while True:
         query = {"list-type": "2", "prefix": prefix} | ({"continuation-token": token} if token else {})
         url = f"{base.rstrip('/')}/?{urllib.parse.urlencode(query)}"
-        page = _retry(lambda url=url: _get(url), tries, url)
+        page = retry(lambda url=url: _get(url), tries, url)
         try:
             objects, token = _parse(page)
         except (ET.ParseError, AttributeError, ValueError) as error:
@@ -69,7 +69,7 @@ def fetch_object(base, item, path, tries=4, advance=lambda n: None):
     url = f"{base.rstrip('/')}/{urllib.parse.quote(item.key)}"
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _retry(lambda: _complete(url, item, part, advance), tries, url)
+    retry(lambda: _complete(url, item, part, advance), tries, url)
     with open(part, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     part.replace(path)
@@ -106,7 +106,7 @@ def _get(url):
         return answer.read()
 
 
-def _retry(action, tries, url, pause=0.5):
+def retry(action, tries, url, pause=0.5):
     """The result of ``action``, tried again after breaks with growing pauses; a plain refusal (4xx) is final."""
     for turn in range(1, tries + 1):
         try:

@@ -1,0 +1,74 @@
+"""Single fields out of HRRR's large files: the index beside each file says which bytes a field is.
+
+A file of 130 MB holds 170 fields; one of them is some 0.3 MB. The pieces asked for become one small GRIB2 file.
+Source: NOAA HRRR archive on AWS; lines of an index are ``number:first byte:d=start:name:level:forecast:``.
+"""
+
+import hashlib
+import urllib.parse
+import urllib.request
+
+import numpy as np
+
+from core.errors import InputError
+from data.weather.bucket import TIMEOUT, retry
+
+HRRR = "https://noaa-hrrr-bdp-pds.s3.amazonaws.com"
+
+
+def hrrr_files(start, end, leads):
+    """Keys of the hourly surface files of all runs that start in [start, end), datetime64[s], for leads in hours."""
+    hours = np.arange(start.astype("datetime64[h]"), end.astype("datetime64[h]") + 1).astype("datetime64[h]")
+    runs = [str(hour) for hour in hours if start <= hour < end]
+    return [
+        f"hrrr.{r[:10].replace('-', '')}/conus/hrrr.t{r[11:13]}z.wrfsfcf{lead:02d}.grib2"
+        for r in runs
+        for lead in leads
+    ]
+
+
+def ranges(index, fields):
+    """[(first, last or None), ...]: bytes of the fields ("REFC:entire atmosphere") by the text of an index.
+
+    ``last`` is None for the last field of the file. Raises ValueError for a field that the index does not have.
+    """
+    lines = [line.split(":") for line in index.splitlines() if line.count(":") >= 5]
+    starts = [int(line[1]) for line in lines]
+    found = []
+    for field in fields:
+        at = [i for i, line in enumerate(lines) if f"{line[3]}:{line[4]}" == field]
+        if not at:
+            raise ValueError(f"the index has no {field}")
+        found += [(starts[i], next((s - 1 for s in starts[i:] if s > starts[i]), None)) for i in at]
+    return found
+
+
+def fetch_fields(base, key, fields, path, tries=4):
+    """Bring some fields of one HRRR file to ``path``; returns (size, SHA-256 in hex). Raises `InputError`."""
+    url = f"{base.rstrip('/')}/{urllib.parse.quote(key)}"
+    index = retry(lambda: _get(f"{url}.idx").decode(), tries, f"{url}.idx")
+    try:
+        wanted = ranges(index, fields)
+    except ValueError as error:
+        raise InputError(str(error), file=f"{url}.idx", variable="hrrr",
+                         remedy="Name fields as the index does: REFC:entire atmosphere") from error  # fmt: skip
+    data = b"".join(retry(lambda r=r: _message(url, *r), tries, url) for r in wanted)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(data)
+    part.replace(path)
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+def _message(url, first, last):
+    """One GRIB2 message, whole: its own length and end are checked."""
+    data = _get(url, f"bytes={first}-{'' if last is None else last}")
+    if data[:4] != b"GRIB" or int.from_bytes(data[8:16], "big") != len(data) or data[-4:] != b"7777":
+        raise OSError("the bytes that came are no whole GRIB2 message")
+    return data
+
+
+def _get(url, span=None):
+    request = urllib.request.Request(url, headers={"Range": span} if span else {})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+        return answer.read()
