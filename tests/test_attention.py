@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from core import ShardingError, ShardTensor, knn, neighborhood_attention, radius_search, scatter_tensor, set_fallback
+from core.ops import kernel
 
 SEQUENCE, HEADS, KEYS = (2, 2, 2), (1, 1, 1), (None, 2, 2)
 
@@ -86,14 +87,14 @@ def half_neighbourhood(meshes):
     """Cut or whole, in half precision or under autocast, it is one computation; types that differ meet as elsewhere."""
     x = drawn(2, 9, 8, 2, 4, dtype=torch.bfloat16)
     y = cut(x, meshes["2"], 1).detach()
-    for kernel, dilation, causal in ((3, 1, False), ((4, 3), (2, 1), (False, True))):
-        expected = neighborhood_attention(x, x, x, kernel, dilation, causal)
-        got = neighborhood_attention(y, y, y, kernel, dilation, causal)
+    for size, dilation, causal in ((3, 1, False), ((4, 3), (2, 1), (False, True))):
+        expected = neighborhood_attention(x, x, x, size, dilation, causal)
+        got = neighborhood_attention(y, y, y, size, dilation, causal)
         assert got.dtype == expected.dtype == torch.bfloat16
         torch.testing.assert_close(whole(got), expected)
-        assert neighborhood_attention(y, y.float(), y, kernel).dtype == torch.float32
+        assert neighborhood_attention(y, y.float(), y, size).dtype == torch.float32
         with torch.autocast("cpu", torch.bfloat16):
-            assert neighborhood_attention(y.float(), y.float(), y.float(), kernel).dtype == torch.bfloat16
+            assert neighborhood_attention(y.float(), y.float(), y.float(), size).dtype == torch.bfloat16
 
 
 def test_half_precision_neighbourhood(pool):
@@ -208,3 +209,20 @@ def compiled(meshes):
 
 def test_compiled_in_one_graph(pool):
     pool.run(compiled, timeout=240)
+
+
+# -- channels that a kernel does not take ------------------------------------------------------------------------------
+def test_channels_are_filled_up(monkeypatch):
+    """As on a GPU, whose kernels take multiples of eight: the values and gradients of the channels that there are."""
+    tensors = [drawn(2, 3, 5, 6, seed=i).requires_grad_() for i in range(3)]
+    monkeypatch.setitem(kernel._channels, "cpu", 8)
+    seen = []
+    forward = kernel._FORWARD[kernel.CPU]
+    monkeypatch.setitem(kernel._FORWARD, kernel.CPU, lambda q, *rest: seen.append(q.shape[-1]) or forward(q, *rest))
+    out, total = kernel.forward(kernel.CPU, *tensors, True, 0.4)
+    expected = F.scaled_dot_product_attention(*tensors, is_causal=True, scale=0.4)
+    torch.testing.assert_close(out, expected)
+    grad = drawn(2, 3, 5, 6, seed=7)
+    found = kernel.backward(kernel.CPU, grad, *tensors, out, total, True, 0.4)
+    torch.testing.assert_close(found, list(torch.autograd.grad(expected, tensors, grad)))
+    assert seen == [8]

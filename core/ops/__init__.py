@@ -43,6 +43,7 @@ from core.ops import (  # noqa: F401
     resample,
     scatter,
     shift,
+    slots,
     softmax,
     statistics,
     subscript,

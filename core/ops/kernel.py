@@ -26,16 +26,16 @@ def forward(chosen, q, k, v, causal, scale):
     """Output and logarithm (.., queries, 1)."""
     out, total = _FORWARD[chosen](*_four(q, k, v), causal, scale)[:2]
     total = total.flatten(2)[..., : q.shape[-2]]
-    return out.reshape(*q.shape[:-1], -1), total.reshape(*q.shape[:-1], 1)
+    return out[..., : v.shape[-1]].reshape(*q.shape[:-1], -1), total.reshape(*q.shape[:-1], 1)
 
 
 def backward(chosen, grad, q, k, v, out, total, causal, scale):
     """Gradients of the operands, keys and values with a head for each of the queries."""
     four = _four(q, k, v)
-    grad, out = (t.to(q.dtype).reshape(four[0].shape).contiguous() for t in (grad, out))
+    grad, out = (_wide(t.to(q.dtype)).reshape(four[0].shape).contiguous() for t in (grad, out))
     total = total.reshape(four[0].shape[:-1]).contiguous()
     found = _BACKWARD[chosen](grad, *four, out, total, causal, scale)
-    return [g.reshape(*q.shape[:-2], *g.shape[-2:]) for g in found[:3]]
+    return [g[..., : v.shape[-1]].reshape(*q.shape[:-2], g.shape[-2], -1) for g in found[:3]]
 
 
 _FORWARD = {
@@ -97,7 +97,17 @@ def _four(q, k, v):
     """Operands as (batch, heads, rows, channels), keys and values with a head for each of the queries."""
     lead = q.shape[:-2]
     heads = lead[-1] if lead else 1
-    return [served(t, q).expand(*lead, -1, -1).reshape(-1, heads, *t.shape[-2:]).contiguous() for t in (q, k, v)]
+    four = (_wide(served(t, q)).expand(*lead, -1, -1) for t in (q, k, v))
+    return [t.reshape(-1, heads, *t.shape[-2:]).contiguous() for t in four]
+
+
+def _wide(t):
+    """With channels of zeros up to a number that the kernels take."""
+    missing = -t.shape[-1] % _channels[t.device.type]
+    return F.pad(t, (0, missing)) if missing else t
+
+
+_channels = {"cpu": 1, "cuda": 8}  # their number is a multiple of this
 
 
 def served(x, q):
