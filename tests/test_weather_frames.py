@@ -111,6 +111,9 @@ def test_reading_ahead_gives_the_same_and_counts_it(frames, archive, monkeypatch
     assert ahead.reader.bytes_read == before and not ahead._ahead._coming  # workers read everything
     assert all(torch.equal(a.full_tensor(), b.full_tensor()) for a, b in zip(batch, plain.batch([3, 4])))
     assert plain.reader.bytes_read - before == fetched
+    monkeypatch.setattr(dataset, "READ_AHEAD_BYTES", 3 * SHAPE[0] * SHAPE[1] * 2 * 5)
+    ahead.expect([6])  # frames 5, 6 and 7, of which 5 is kept
+    assert len(ahead._ahead._coming) == 2 * 2
     ahead._ahead.expect("99", "fields", (slice(0, 1),) * 3)
     with pytest.raises(InputError, match="no sample 99"):  # errors of workers arrive
         ahead._ahead.read("99", "fields", (slice(0, 1),) * 3)

@@ -25,6 +25,7 @@ __all__ = ["SKY", "Batch", "Facts", "Frames", "row_sizes"]
 STATIC_SCALE = {"topography": 1e-3, "radar_proximity": 1.0}
 CACHE_BYTES = 256 * 2**20
 WORTH_READING_AHEAD = 2 * 2**20  # bytes of a frame on this rank
+READ_AHEAD_BYTES = 2**30  # that wait at most
 
 
 def row_sizes(rows, patch, ranks):
@@ -108,10 +109,11 @@ class Frames:
 
     def expect(self, starts):
         """Begin to read, in other processes, what `batch` of these starts will need; small frames are not worth it."""
-        ny, nx = self.latitude.to_local().shape
-        if ny * nx * len(self.reader.channels) * 4 < WORTH_READING_AHEAD:
+        nbytes = self.latitude.to_local().numel() * len(self.reader.channels) * 5  # of a frame, with its validity
+        if nbytes < WORTH_READING_AHEAD:
             return
-        for index in sorted({i + k for i in starts for k in range(1 - self.facts.history, 2)}):
+        frames = dict.fromkeys(i + k for i in starts for k in range(1 - self.facts.history, 2))
+        for index in list(frames)[: READ_AHEAD_BYTES // nbytes]:
             for name in ("fields", "valid") if index not in self._cache else ():
                 spec = spec_of(self.reader.shape(str(index), name), self.mesh, self._placements, self.sizes)
                 self._ahead.expect(str(index), name, local_index(spec))
