@@ -1,6 +1,7 @@
 """The build command: real files in, an archive or a plain message out."""
 
 import fcntl
+import gzip
 import multiprocessing
 import os
 import pickle
@@ -326,3 +327,21 @@ def test_workers_end_when_their_parent_is_killed():
     parent.kill()
     with pytest.raises(EOFError):  # the child held the last end of the pipe
         assert not ours.poll(60) or ours.recv()
+
+
+def test_composite_and_base_in_one_archive_and_a_frame_in_the_dark(tmp_path):
+    folder, echo = tmp_path / "raw", np.random.default_rng(0).integers(0, 120, (150, 200)) / 2
+    folder.mkdir()
+    for number, category in enumerate((10, 11)):
+        plain = write_mrms(folder / "a", echo + number, product=(209, category, 0), time=(2024, 5, 6, 18, 0, 41))
+        (folder / f"{category}.grib2.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    counts, at = np.full((1200, 1200), 3000), 768290400 + 41  # 18:00:41 of the same day
+    for name, flag, later in (("a", 0, 0), ("b", 3, 600)):  # the second has no value anywhere, as in an eclipse
+        write_mcmip(folder / f"OR_ABI-L2-MCMIPC-M6_G16_{name}.nc", {13: counts}, flag, seconds=at + later)
+    out = tmp_path / "a.zarr"
+    assert build.main(["--mrms", str(folder), "--abi", str(folder), "--out", str(out), *SMALL_WINDOW]) == 0
+    reader = WeatherReader(out)
+    assert reader.channels == ["refc", "refb", "bt13"] and len(reader.times) == 2
+    first = reader.read("0", "fields", ALL)
+    assert 0.5 < (first[1] - first[0]).mean() < 1.5 and first[2].min() > 270
+    assert reader.attrs["gaps"] == {name: [["2024-05-06T18:10:00"] * 2] for name in reader.channels}
