@@ -5,11 +5,10 @@ knows nothing of shards; the task's loss is a mean over the samples it is given,
 wrapper takes of the gradients is the gradient of the global batch.
 """
 
-import json
 import math
-import os
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,14 @@ import torch.distributed as dist
 
 from apps.cli import check_counts, option
 from apps.finite import checked_loss
+from apps.record import Record, peak_memory
+from apps.restart import launch, put_aside, restarted
+from apps.training import Swapped, gradients_sent, recompute
 from core import DistributedManager, InputError, checkpoint
-from core.parallelize import parallelize, reshard, unwrapped
+from core.parallelize import parallelize, unwrapped
 from data.sampler import DomainSampler
+
+DECAYS, BACKENDS = ("cosine", "linear", "none"), ("inductor", "aot_eager", "eager")
 
 
 @dataclass
@@ -34,12 +38,17 @@ class LoopConfig:
     batch: int = option(2, "global batch size, cut over the data groups")
     domain: int = option(1, "ranks that share one sample; the rest of the world is data parallel")
     lr: float = option(1e-3, "peak learning rate")
-    warmup: int = option(20, "steps of linear warm-up, followed by a cosine to a tenth of the peak")
+    accumulate: int = option(1, "parts of a batch that are computed one after another, with less memory")
+    warmup: int = option(20, "steps of linear warm-up")
+    decay: str = option("cosine", "of the learning rate after it, down to a tenth of the peak", choices=DECAYS)
     weight_decay: float = option(1e-2, "of AdamW")
     clip: float = option(1.0, "largest gradient norm; 0: no clipping")
     ema: float = option(0.99, "decay of the averaged weights that validation and inference use; 0: none")
     precision: str = option("fp32", "arithmetic of the forward pass", choices=("fp32", "bf16", "fp64"))
     fsdp: bool = option(False, "shard the weights over the data groups with FSDP2 instead of DDP")
+    recompute: bool = option(False, "compute each block once more in the backward pass, in place of keeping it")
+    compile: str | None = option(None, "backend of torch.compile for the model; left out: eager", choices=BACKENDS)
+    patience: int = option(0, "validations without a lower loss after which training ends; 0: never")
     seed: int = option(0, "of weights, sample order and noise")
     log_every: int = option(10, "steps between log lines")
     validate_every: int = option(100, "steps between validations; the last step always validates")
@@ -79,7 +88,7 @@ def start(config):
     Raises:
         InputError: a count below one, a domain that does not fit the number of processes.
     """
-    check_counts(config, "steps", "batch", "domain", "log_every", "validate_every", "checkpoint_every")
+    check_counts(config, "steps", "batch", "accumulate", "domain", "log_every", "validate_every", "checkpoint_every")
     if not DistributedManager.is_initialized():
         DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((-1, config.domain), ("ddp", "domain"))
@@ -90,22 +99,24 @@ def start(config):
 def fit(model, task: Task, config: LoopConfig, mesh, blocks=()) -> Result:
     """Trains ``model`` (plain, on the device, equal on all ranks) and returns the last checkpoint and scores.
 
+    The checkpoint of the lowest validation loss lies in ``best/``. Which it is, and when to stop, rank 0 decides.
+
     Raises:
         InputError: a loss or gradient that is not finite (with step and ranks), a checkpoint of another model, or one
             that cannot be written.
     """
     run = _Run(model, task, config, mesh, blocks)
-    with run.saver:
+    with run.record or nullcontext(), run.saver:
         if run.resumes:
             run.resume()
-        while run.step < config.steps:
+        while run.step < config.steps and not run.stops():
             run.advance()
             last = run.step == config.steps
             if run.step % config.log_every == 0 or last:
                 run.log()
             if run.step % config.validate_every == 0 or last:
                 run.validate()
-            if run.step % config.checkpoint_every == 0 or last:
+            if run.step % config.checkpoint_every == 0 or last or run.stops():
                 run.save()
         run.path = run.saver.wait() or run.path
     if run.path is None:
@@ -116,15 +127,25 @@ def fit(model, task: Task, config: LoopConfig, mesh, blocks=()) -> Result:
 class _Run:
     def __init__(self, model, task, config, mesh, blocks):
         self.task, self.config, self.mesh = task, config, mesh
-        self.model = parallelize(model, mesh, fsdp=config.fsdp, blocks=blocks)
+        groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
+        if config.compile and (config.recompute or config.fsdp or groups > 1):
+            raise InputError("--compile is for one data group, without --recompute and --fsdp", remedy="Leave it out")
+        if config.recompute:
+            recompute(blocks)
+        self.model = self.run = parallelize(model, mesh, fsdp=config.fsdp, blocks=blocks)
+        if config.compile:
+            self.run = torch.compile(self.model, backend=config.compile, fullgraph=True, dynamic=False)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.98)
         )
-        groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
+        if config.batch // groups % config.accumulate:
+            raise InputError(f"--accumulate is {config.accumulate}", remedy="Choose a divisor of the samples of a data "
+                             f"group, of which there are {config.batch // groups}")  # fmt: skip
         self.sampler = DomainSampler(task.count(), config.batch, groups, group, config.seed)
         self.expect = getattr(task, "expect", lambda samples: None)
         self.ema = {n: p.detach().clone() for n, p in self._named()} if config.ema else {}
         self.step, self.losses, self.scores, self.path = 0, [], {}, None
+        self.best, self.waited = None, 0  # lowest validation loss, and validations since
         self.logged = time.perf_counter(), 0
         self.folder = Path(config.out)
         self.chief = dist.get_rank() == 0
@@ -136,6 +157,7 @@ class _Run:
             if not self.resumes:
                 put_aside(self.folder)
         dist.barrier()
+        self.record = Record(self.folder) if self.chief else None
         self.saver = checkpoint.Saver(self.folder / "checkpoints", config.keep or None)
 
     def _named(self):
@@ -147,8 +169,12 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         samples = self.sampler.next()
         self.expect(self.sampler.coming())  # is read while this step computes
-        loss = self._loss(self.model, samples)
-        loss.backward()
+        each, loss = len(samples) // self.config.accumulate, 0
+        for first in range(0, len(samples), each):
+            with gradients_sent(self.model, first + each == len(samples)):
+                part = self._loss(self.run, samples[first : first + each]) / self.config.accumulate
+                part.backward()
+            loss = loss + part.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         again = partial(self._loss, samples=samples)
         self.losses.append(checked_loss(loss, norm, self.step + 1, self.model, again))
@@ -171,20 +197,18 @@ class _Run:
             self.ema[name].lerp_(p.detach(), 1 - decay)
 
     def log(self):
-        """One line: the loss, the rate since the line before, the time left, the peak memory of a GPU."""
+        """One line: the loss, the rate since the line before, the time left, the most memory held."""
         if not self.chief:
             return
         now, (then, step) = time.perf_counter(), self.logged
         rate, self.logged = (self.step - step) * self.config.batch / (now - then), (now, self.step)
-        memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
-        row = {"step": self.step, "loss": self.losses[-1], "samples_per_s": round(rate, 3), "GiB": round(memory, 2)}
-        with open(self.folder / "log.jsonl", "a") as f:
-            f.write(json.dumps(row) + "\n")
-        tail = f"  {memory:.1f} GiB" if memory else ""
+        loss, memory, rates = self.losses[-1], peak_memory(), [g["lr"] for g in self.optimizer.param_groups]
+        row = {"loss": loss, "samples_per_s": round(rate, 3), "GiB": round(memory, 2), "lr": rates[0]}
+        self.record.add(self.step, row)
         left = (self.config.steps - self.step) * self.config.batch / rate
         print(
-            f"step {self.step}/{self.config.steps}  loss {self.losses[-1]:.4f}  {rate:.1f} samples/s  "
-            f"{left:.0f} s left{tail}",
+            f"step {self.step}/{self.config.steps}  loss {loss:.4f}  {rate:.1f} samples/s  {left:.0f} s left  "
+            f"{memory:.1f} GiB",
             file=sys.stderr,
             flush=True,
         )
@@ -199,22 +223,35 @@ class _Run:
             self.logged = time.perf_counter(), self.step
             text = "  ".join(f"{k} {v:.4f}" for k, v in self.scores.items())
             print(f"step {self.step}  validation: {text}", file=sys.stderr, flush=True)
-            with open(self.folder / "log.jsonl", "a") as f:
-                f.write(json.dumps({"step": self.step, "validation": self.scores}) + "\n")
+            self.record.add(self.step, {"validation": self.scores})
+        lower = [self.best is None or self.scores["loss"] < self.best]
+        dist.broadcast_object_list(lower)  # of rank 0: numbers that should be equal must not part the ranks
+        self.waited = 0 if lower[0] else self.waited + 1
+        if lower[0]:
+            self.best = self.scores["loss"]
+            checkpoint.save(self.folder / "best", self.step, self.model, self.optimizer, self._told(), self.ema, keep=1)
+
+    def stops(self):
+        """Whether validation has not become better for too long."""
+        return 0 < self.config.patience <= self.waited
 
     def _averaged(self):
-        return _Swapped(self.model, self._named, self.ema)
+        return Swapped(self.model, self._named, self.ema)
 
-    def save(self):
-        extra = {
+    def _told(self):
+        return {
             "kind": self.task.kind,
             "sampler": self.sampler.state_dict(),
             "scores": self.scores,
             "losses": self.losses,
             "task": self.task.state(),
             "launch": launch(),
+            "best": self.best,
+            "waited": self.waited,
         }
-        self.saver.save(self.step, self.model, self.optimizer, extra, self.ema)
+
+    def save(self):
+        self.saver.save(self.step, self.model, self.optimizer, self._told(), self.ema)
 
     def resume(self):
         path = checkpoint.latest(self.folder / "checkpoints")
@@ -225,64 +262,20 @@ class _Run:
         checkpoint.load(path, self.model, self.optimizer, self.ema or None)
         self.sampler.load_state_dict(state["sampler"])
         self.step, self.losses, self.scores, self.path = state["step"], state["losses"], state["scores"], path
+        self.best, self.waited = state.get("best"), state.get("waited", 0)
         self.logged = time.perf_counter(), self.step
         if self.chief:
             print(f"resumed from {path}", file=sys.stderr, flush=True)
 
 
-class _Swapped:
-    """The averaged weights in place of the trained ones, for the time of a validation."""
-
-    def __init__(self, model, named, ema):
-        self.model, self.named, self.ema = model, named, ema
-
-    def __enter__(self):
-        self._swap()
-
-    def __exit__(self, *error):
-        self._swap()
-
-    @torch.no_grad()
-    def _swap(self):
-        reshard(self.model)
-        for name, p in self.named() if self.ema else ():
-            kept = p.detach().clone()
-            p.copy_(self.ema[name])
-            self.ema[name].copy_(kept)
-
-
-def put_aside(folder):
-    """Moves what an earlier run left in ``folder`` to ``previous_N``, so that its checkpoints are not taken for new."""
-    old = [folder / name for name in ("checkpoints", "log.jsonl") if (folder / name).exists()]
-    if old:
-        n = 1 + max((int(p.name.split("_")[1]) for p in folder.glob("previous_*")), default=0)
-        aside = folder / f"previous_{n}"
-        aside.mkdir()
-        for path in old:
-            path.rename(aside / path.name)
-        print(f"the run that was in {folder} now lies in {aside}", file=sys.stderr, flush=True)
-
-
-def launch():
-    """What the restarts of one torchrun have in common and other launches have not; None without torchrun."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID")
-    return f"process {os.getppid()}" if name == "none" else name
-
-
-def restarted(folder):
-    """Whether torchrun restarted these processes, and the last checkpoint in ``folder`` is of before the restart."""
-    path = (
-        checkpoint.latest(folder / "checkpoints") if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else None
-    )
-    return path is not None and checkpoint.read_state(path).get("launch") == launch()
-
-
 def schedule(step, config):
-    """Share of the peak learning rate: linear warm-up, then a cosine down to a tenth."""
+    """Share of the peak learning rate: linear warm-up, then a cosine or a line down to a tenth, or no decay."""
     if step < config.warmup:
         return (step + 1) / config.warmup
-    done = (step - config.warmup) / max(config.steps - config.warmup, 1)
-    return 0.55 + 0.45 * math.cos(math.pi * min(done, 1.0))
+    if config.decay == "none":
+        return 1.0
+    done = min((step - config.warmup) / max(config.steps - config.warmup, 1), 1.0)
+    return 1 - 0.9 * done if config.decay == "linear" else 0.55 + 0.45 * math.cos(math.pi * done)
 
 
 def check_kind(state, kind, path):

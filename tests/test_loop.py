@@ -2,13 +2,16 @@
 
 import json
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import Shard
 
+from apps import record
 from apps.loop import LoopConfig, fit, schedule, start
 from core import InputError, checkpoint, scatter_tensor
 from data.sampler import DomainSampler
@@ -78,15 +81,19 @@ def reference(config):
     return losses, model
 
 
-def _run(config, poison=None):
+def _run(config, poison=None, task=Toy):
     mesh = start(config)
-    return fit(make(), Toy(mesh, poison), config, mesh)
+    model = make()
+    return fit(model, task(mesh, poison), config, mesh, [model[0]])
 
 
 def _same_curve(meshes, folder):
     expected, trained = reference(options(folder))
-    for domain, fsdp in ((1, False), (2, False), (4, False), (2, True), (1, True)):
-        config = options(Path(folder) / f"{domain}-{fsdp}", domain=domain, fsdp=fsdp)
+    parts = dict(accumulate=2, recompute=True)
+    rows = ((1, False, {}), (2, False, parts), (4, False, dict(accumulate=4)), (2, True, parts), (1, True, {}))
+    rows += ((4, False, dict(compile="aot_eager")),)
+    for number, (domain, fsdp, more) in enumerate(rows):
+        config = options(Path(folder) / str(number), domain=domain, fsdp=fsdp, **more)
         result = _run(config)
         torch.testing.assert_close(torch.tensor(result.losses), torch.tensor(expected), atol=1e-10, rtol=1e-10)
         model = make()
@@ -135,13 +142,57 @@ def _refuses(meshes, folder):
         _run(options(Path(folder) / "odd", batch=3, domain=2))
     with pytest.raises(InputError, match="does not fit"):
         _run(options(Path(folder) / "odd", domain=3))
+    with pytest.raises(InputError, match="--recompute"):
+        _run(options(Path(folder) / "odd", compile="eager", recompute=True))
+    with pytest.raises(InputError, match="--accumulate is 3"):
+        _run(options(Path(folder) / "odd", domain=4, accumulate=3))
     with pytest.raises(InputError, match="seed"):
         _run(options(Path(folder) / "run", seed=1, resume=True, steps=9))
 
 
-@pytest.mark.parametrize("case", [_same_curve, _resumes, _puts_aside, _refuses], ids=lambda c: c.__name__.strip("_"))
+class Waning(Toy):
+    """Validation losses fall once; one rank is made to see another number than the rest."""
+
+    def validate(self, model):
+        self.seen = getattr(self, "seen", 0) + 1
+        return {"loss": [3.0, 2.0, 2.5, 2.4, 2.3][self.seen - 1] - (torch.distributed.get_rank() == 3) * self.seen}
+
+
+def _stops(meshes, folder):
+    """Two validations without a lower loss end it, on all ranks; the best checkpoint is that of the lowest loss."""
+    config = options(folder, validate_every=1, checkpoint_every=100, patience=2, domain=2)
+    result = _run(config, task=Waning)
+    assert len(result.losses) == 4 and result.checkpoint.name == "step_00000004"
+    assert [p.name for p in (Path(folder) / "best").iterdir()] == ["step_00000002"]
+    state = checkpoint.read_state(Path(folder) / "best" / "step_00000002")
+    assert (state["best"], state["waited"]) == (2.0, 0)
+
+
+@pytest.mark.parametrize(
+    "case", [_same_curve, _resumes, _puts_aside, _refuses, _stops], ids=lambda c: c.__name__.strip("_")
+)
 def test_loop(pool, case, tmp_path):
     pool.run(case, str(tmp_path))
+
+
+def test_decays_of_the_learning_rate():
+    for decay, want in (("cosine", (0.55, 0.1)), ("linear", (0.55, 0.1)), ("none", (1.0, 1.0))):
+        config = options("unused", steps=22, warmup=2, decay=decay)
+        assert [schedule(step, config) for step in (0, 1)] == [0.5, 1.0]
+        assert [schedule(step, config) for step in (12, 22)] == pytest.approx(want)
+
+
+def test_the_record_goes_to_tensorboard_too(tmp_path, monkeypatch):
+    """The writer of torch is replaced, because TensorBoard need not be installed."""
+    told = []
+    writer = SimpleNamespace(add_scalar=lambda *args: told.append(args), close=lambda: told.append("closed"))
+    module = SimpleNamespace(SummaryWriter=lambda folder: writer)
+    monkeypatch.setattr(record, "find_spec", lambda name: name == "tensorboard")
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    with record.Record(tmp_path) as log:
+        log.add(3, {"loss": 0.5, "validation": {"a/rmse": 2.0}})
+    assert told == [("loss", 0.5, 3), ("validation/a/rmse", 2.0, 3), "closed"]
+    assert json.loads((tmp_path / "log.jsonl").read_text()) == {"step": 3, "loss": 0.5, "validation": {"a/rmse": 2.0}}
 
 
 def test_log_is_json(pool, tmp_path):
