@@ -123,6 +123,12 @@ def test_stage_iv_makes_an_archive_of_its_own(tmp_path):
     assert np.array_equal(reader.read("7", "fields", ALL)[0], rain[7], equal_nan=True)
 
 
+@pytest.mark.parametrize("options", [["--parallax"], ["--radars", "x"], ["--glm-window", "5min"], ["--dtype", "int16"]])
+def test_options_that_nothing_hears_are_refused(tmp_path, capsys, options):
+    assert build.main(["--synthetic", "--out", str(tmp_path / "a.zarr"), *options]) == 2
+    assert options[0] in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
 def test_exit_status_of_the_command(tmp_path):
     command = [sys.executable, "-m", "data.weather.build", "--out", str(tmp_path / "a.zarr")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[1])

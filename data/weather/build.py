@@ -32,6 +32,12 @@ from data.weather.synthetic import Storms, build_synthetic
 from data.weather.writer import versions, write_archive
 
 STRIDES = {"3km": 1, "6km": 2}
+OPTIONS_OF = {
+    "abi": ("abi_tolerance", "parallax"),
+    "mrms": ("mrms_tolerance",),
+    "glm": ("glm_window",),
+    "nwp": ("nwp_tolerance", "nwp_delay"),
+}
 
 
 def build_observations(out, grid, sources, step, splits=None, mode="w-", report=print, each=map, told=None, **options):
@@ -202,6 +208,7 @@ def run(args, report=print):
     folders = [args.mrms, args.abi, args.glm]
     if sum([any(folders), bool(args.stageiv), args.synthetic]) != 1:
         raise InputError("needs files of --mrms, --abi, --glm together, or --stageiv, or --synthetic, one of the three")
+    _heard(args, any(folders))
     if args.mode == "w-" and args.out.exists():
         raise InputError("exists already", file=args.out, remedy="Choose another --out, or --overwrite or --append")
     splits = date_splits(*args.split) if args.split else None
@@ -221,6 +228,19 @@ def run(args, report=print):
     packing = _packing(sources) if args.dtype == "int16" else None
     build_observations(args.out, grid, sources, args.step, splits, args.mode, report, each, told,
                        static=static, packing=packing)  # fmt: skip
+
+
+def _heard(args, observed):
+    """Refuses options that nothing would listen to."""
+    needs = {name: getattr(args, of) for of, names in OPTIONS_OF.items() for name in names}
+    needs |= dict.fromkeys(("nwp", "topography", "radars", "strict", "satellite"), observed)
+    for name, met in needs.items():
+        if getattr(args, name) and not met:
+            raise InputError(
+                f"--{name.replace('_', '-')} has nothing to act on", remedy="Leave it out, or give its files"
+            )
+    if args.dtype != "float32" and not observed:
+        raise InputError("--dtype is for observations", remedy="Leave it out")
 
 
 def _packing(sources):
