@@ -40,7 +40,8 @@ class Model(Source):
         for path, field in found:
             if field.valid is None:
                 raise InputError("has no time", file=path, variable="time", remedy="Give one time a file")
-        self.entries = [(field.valid, field.known, path) for path, field in found]
+        self.entries = sorted(((f.valid, f.known, path) for path, f in found), key=lambda entry: entry[0])
+        self.valid = np.array([valid for valid, _, _ in self.entries])
 
     @property
     def matching(self):
@@ -52,10 +53,12 @@ class Model(Source):
         return [path for _, _, path in self.entries]
 
     def _candidates(self, time):
+        first = np.searchsorted(self.valid, time - self.tolerance)
+        last = np.searchsorted(self.valid, time + self.tolerance, "right")
         near = [
             (abs(valid - time), -(known or valid).astype(int), path)
-            for valid, known, path in self.entries
-            if abs(valid - time) <= self.tolerance and (known is None or known + self.delay <= time)
+            for valid, known, path in self.entries[first:last]
+            if known is None or known + self.delay <= time
         ]
         return [path for _, _, path in sorted(near)]
 
