@@ -83,7 +83,9 @@ class Result:
 
 
 def start(config):
-    """Joins the process group and makes the (ddp, domain) mesh of a run; seeds this process.
+    """Joins the process group and makes the mesh of a run; seeds this process.
+
+    Its axes are (ddp, domain), or (ddp, domain_h, domain_w) where ``config.columns`` is above one.
 
     Raises:
         InputError: a count below one, a domain that does not fit the number of processes.
@@ -91,7 +93,13 @@ def start(config):
     check_counts(config, "steps", "batch", "accumulate", "domain", "log_every", "validate_every", "checkpoint_every")
     if not DistributedManager.is_initialized():
         DistributedManager.initialize()
-    mesh = DistributedManager().initialize_mesh((-1, config.domain), ("ddp", "domain"))
+    columns = getattr(config, "columns", 1)
+    if config.domain % columns:
+        raise InputError(f"--columns {columns} do not divide --domain {config.domain}", remedy="Choose a divisor")
+    shape, names = (config.domain,), ("domain",)
+    if columns > 1:
+        shape, names = (config.domain // columns, columns), ("domain_h", "domain_w")
+    mesh = DistributedManager().initialize_mesh((-1, *shape), ("ddp", *names))
     torch.manual_seed(config.seed)
     return mesh
 

@@ -75,12 +75,13 @@ def main(folder, domain):
     torch.set_num_threads(1)
     found, nbytes = gradients(options(folder, "unused", domain=domain, precision="fp64"))
     world, rank = dist.get_world_size(), dist.get_rank()
+    both_ways = gradients(options(folder, "unused", domain=world, columns=2, precision="fp64"))[0]
     out = Path(folder) / f"ranks{world}"
     out.mkdir(exist_ok=True)
     (out / f"bytes{rank}").write_text(str(nbytes))
     result = training(options(folder, out / "run", domain=domain))
     if rank == 0:
-        torch.save(found, out / "gradients.pt")
+        torch.save([found, both_ways], out / "gradients.pt")
         (out / "result.json").write_text(json.dumps({"losses": result.losses, "scores": result.scores}))
     made = forecast_arguments(folder, result.checkpoint, out / "forecast.zarr")
     forecast.main.__wrapped__([*made, "--domain", str(domain)])

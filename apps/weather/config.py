@@ -36,7 +36,7 @@ ROTARY = dict(positions="rotary", qk_norm=True, heads=6, sigma_max=800.0, bounda
 
 PRESETS = {
     # the embedded storms, 64 x 96 points, two minutes on two cores
-    "tiny": dict(SMALL, history=3, width=64, depth=4, kernel=7, steps=600, batch=4, lr=3e-3),
+    "tiny": dict(SMALL, history=3, width=64, depth=4, kernel=7, steps=600, batch=4, lr=6e-3),
     # one radar channel over the country at 6 km on a laptop, or a region at 3 km
     "small": dict(SMALL, history=2, width=96, depth=4, kernel=9, steps=1000, batch=2, lr=1e-3),
     # a region of some hundred points across, on one GPU of 16 GB
@@ -67,6 +67,7 @@ class TrainConfig(LoopConfig):
                        choices=PARTS)  # fmt: skip
     channels: tuple[str, ...] | None = option(None, "channels to learn and forecast; left out: those of --part")
     told: tuple[str, ...] | None = option(None, "channels to be told of only; left out: for radar the bands, else none")
+    columns: int = option(1, "of the --domain ranks, how many stand side by side: the grid is then cut both ways")
     missing: str = option("mask", "frames with little observed: masked, samples with them rejected, or all refused",
                           choices=("mask", "reject", "refuse"))  # fmt: skip
     least: float = option(0.5, "share of a frame that must be observed in every channel, for --missing reject, refuse")

@@ -27,11 +27,11 @@ class ModelConfig:
     """Sizes of the denoiser; the default of each choice is that of the preset ``tiny``.
 
     channels, conditions: of the noisy state and beside it. kernel: in patches, odd. fine: channels of the convolutions
-    that close the seams between patches; 0: none. positions: one of `apps.weather.positions.KINDS`; grid: rows and
-    columns of tokens, for learned ones. qk_norm: queries and keys are scaled to unit mean square, channel by channel
-    weighted. window: frames and channels of the history that leads the conditions, each frame its values, then its
-    validity. gaps: what the validity is, "inputs" of the patches; "tokens", one learned in each block for each frame
-    and channel of which a patch shows nothing; or "both".
+    that close the seams between patches, and twice the features that tokens give to them; 0: none. positions: one of
+    `apps.weather.positions.KINDS`; grid: rows and columns of tokens, for learned ones. qk_norm: queries and keys are
+    scaled to unit mean square, channel by channel weighted. window: frames and channels of the history that leads the
+    conditions, each frame its values, then its validity. gaps: what the validity is, "inputs" of the patches; "tokens",
+    one learned in each block for each frame and channel of which a patch shows nothing; or "both".
     """
 
     channels: int
@@ -69,14 +69,17 @@ class Denoiser(nn.Module):
         self.level = nn.Sequential(nn.Linear(2 * LEVELS, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.last = nn.Linear(width, 2 * width)
-        self.head = nn.Linear(width, config.channels * p * p)
+        made = config.channels + config.fine // 2
+        self.head = nn.Linear(width, made * p * p)
         if config.fine:
-            self.fine = nn.Conv2d(config.channels + config.inputs, config.fine, 3, padding=1)
+            self.fine = nn.Conv2d(made + config.inputs, config.fine, 3, padding=1)
             self.finer = nn.Conv2d(config.fine, config.channels, 3, padding=1)
         self.apply(_initialise)
         zero = [self.last, self.head, *(block.steer for block in self.blocks)]
         for layer in [*zero, self.finer] if config.fine else zero:
             nn.init.zeros_(layer.weight)
+        if config.fine:
+            nn.init.xavier_uniform_(self.head.weight[config.channels * p * p :])
         if config.positions == "learned":
             self.place = nn.Parameter(0.02 * torch.randn(*config.grid, width))
 
@@ -99,7 +102,8 @@ class Denoiser(nn.Module):
         x = x[..., :height, :width]
         if not self.config.fine:
             return x
-        return x + self.finer(F.gelu(self.fine(torch.cat([x, seen], 1)), approximate="tanh"))
+        near = F.gelu(self.fine(torch.cat([x, seen], 1)), approximate="tanh")
+        return x[:, : self.config.channels] + self.finer(near)
 
     def _told(self, conditions):
         """The validities for mask tokens (batch, masks, y, x), or None, and the conditions that the patches take."""

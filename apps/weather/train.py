@@ -49,6 +49,7 @@ class WeatherTask:
         self.weights = _channel_weights(config, facts.channels[self.told :])
         self.dtype = torch.float64 if config.precision == "fp64" else torch.float32
         check_sizes(self.model, facts, self.reader.path)
+        self.domain = self.mesh["domain" if "domain" in self.mesh.mesh_dim_names else ("domain_h", "domain_w")]
         self.training, self.validation = self._frames("train"), self._frames("valid")
         self.starts, self.cases = self.training.starts(), self.validation.starts()
         for split, starts in (("train", self.starts), ("valid", self.cases)):
@@ -64,7 +65,7 @@ class WeatherTask:
     def _frames(self, split):
         region = self.reader.split(split)
         policy = self.config.missing, self.config.least
-        return Frames(self.reader, self.facts, self.mesh["domain"], self.model.patch, region, self.dtype, *policy)
+        return Frames(self.reader, self.facts, self.domain, self.model.patch, region, self.dtype, *policy)
 
     def build(self):
         """A new model on the device of this process."""
@@ -114,7 +115,7 @@ class WeatherTask:
         members = settled(frames, step(model, process, frames, history, time, keys, self.told))
         now = persistence(history)
         valid = (truth.valid & now.valid)[0]
-        share = torch.ones(1, dtype=torch.float64, device=valid.device) / self.mesh["domain"].size()
+        share = torch.ones(1, dtype=torch.float64, device=valid.device) / self.domain.size()
         sums = {"loss": torch.cat([part.to_local() for part in losses]) * share, "cases": share}
         for name, values in (("model", members), ("persistence", now.values)):
             of_one = metrics.ensemble_sums(frames.physical(values), frames.physical(truth.values)[0], valid, (1, 2))
@@ -165,7 +166,7 @@ def prepare(config):
         InputError: an archive, channel, split or size that cannot be used, or a run in --out of another training.
     """
     sizes = ("history", "patch", "width", "depth", "heads", "kernel", "sampler_steps")
-    check_counts(config, *sizes, "cases", "members")
+    check_counts(config, *sizes, "cases", "members", "columns")
     mesh = loop.start(config)
     with together():
         if config.archive is None and not EMBEDDED.exists() and dist.get_rank() == 0:
