@@ -1,6 +1,6 @@
 """Both training loops as a person starts them, on one device and on all of one host: rate and memory.
 
-    python -m benchmarks.training                 # GPUs: regional forecaster at 6 km, Transolver on 300,000 points
+    python -m benchmarks.training                 # GPUs: forecaster conus6km, Transolver on 300,000 points
     python -m benchmarks.training --small         # CPU, toy sizes, one process and two
 
 Archives of made storms and bodies are built first, in a temporary folder. The rate is that of the last log interval.
@@ -37,8 +37,8 @@ def commands(folder, small):
         yield "weather, tiny", ["apps.weather.train", *weather, *common, "--steps", "10", "--batch", "1"]
         yield "aero, tiny", ["apps.aero.train", *aero, *common, "--steps", "10", "--batch", "1"]
         return
-    big = ["--preset", "regional", "--steps", "25", "--batch", "1", "--precision", "bf16"]
-    yield "weather, regional (195 M, 512 x 896, kernel 31), bf16", ["apps.weather.train", *weather, *common, *big]
+    big = ["--preset", "conus6km", "--steps", "25", "--batch", "1", "--precision", "bf16"]
+    yield "weather, conus6km (195 M, 512 x 896, kernel 31), bf16", ["apps.weather.train", *weather, *common, *big]
     paper = ["--preset", "paper", "--points", "300000", "--steps", "40", "--batch", "1", "--precision", "bf16"]
     yield "aero, paper, 300,000 points, bf16", ["apps.aero.train", *aero, *common, *paper]
 
