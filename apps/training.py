@@ -17,8 +17,8 @@ def recompute(blocks):
 
 
 def _again(forward):
-    def call(*args):
-        return recomputed(forward, *args, use_reentrant=False)
+    def call(*args, **kwargs):
+        return recomputed(forward, *args, use_reentrant=False, **kwargs)
 
     return call
 

@@ -168,12 +168,14 @@ def test_a_body_without_area_is_refused(made, tmp_path, capsys):
     assert "no cell has an area" in capsys.readouterr().err
 
 
-def test_parts_add_up_and_true_fields_are_judged(made, from_archive, from_stl, tmp_path):
+def test_parts_add_up_and_true_fields_are_judged(made, from_archive, from_stl, tmp_path, capsys):
     corners = made[2][:, ::-1]
     write_stl(tmp_path / "a", corners[:300], "front left")
     write_stl(tmp_path / "b", corners[300:], "rest")
     (tmp_path / "parts.stl").write_text((tmp_path / "a").read_text() + (tmp_path / "b").read_text())
     scores, table, data = inferred(made, tmp_path / "o", surface=tmp_path / "parts.stl")
+    printed = capsys.readouterr().out
+    assert f"{'front left':>24}{table['by_part']['front left']['Cd']:>13.5f}" in printed
     assert list(table["by_part"]) == ["front left", "rest"] and np.bincount(data.cell_data["part"])[0] == 300
     for name in ("Cd", "Cl", "CmPitch", "force_x", "area"):
         assert sum(part[name] for part in table["by_part"].values()) == pytest.approx(scores[name], rel=1e-9, abs=1e-9)

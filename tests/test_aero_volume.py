@@ -41,9 +41,10 @@ def test_options_of_the_slices_do_what_they_say():
     x = torch.randn(1, 40, 16)
     sharp, soft = (SliceAttention(16, 2, 8, ModelConfig(temperature=t)) for t in (0.02, 5.0))
     soft.load_state_dict(sharp.state_dict() | {"log_temperature": soft.log_temperature})
-    assert sharp.membership(x).max(-1)[0].mean() > 2 * soft.membership(x).max(-1)[0].mean()
+    most = [(q @ k.mT).softmax(-1).max(-1)[0].mean() for q, k in (sharp.places(x), soft.places(x))]
+    assert most[0] > 2 * most[1]
     bounded = SliceAttention(16, 2, 8, ModelConfig(temperature=0.02, low=0.5))
-    assert bounded._temperature(x).min() == 0.5
+    assert (bounded.places(x).q[..., -1] == 1 / 0.5).all()
     tied = SliceAttention(16, 2, 8, ModelConfig(tied=True))
     assert not hasattr(tied, "value") and tied(x).shape == x.shape
     plus = SliceAttention(16, 2, 8, ModelConfig(plus=True))
@@ -51,7 +52,19 @@ def test_options_of_the_slices_do_what_they_say():
     assert (noisy[0] - noisy[1]).abs().max() > 1e-3  # noise while training
     plus.eval()
     assert torch.equal(plus(x), plus(x))
-    assert plus._temperature(plus.place(x).unflatten(-1, (2, -1))).shape == (1, 40, 2, 1)
+    assert plus.places(x).q[..., -1].unique().numel() > 40  # a temperature of every point
+
+
+def test_weighed_slices_do_not_see_how_a_surface_is_cut():
+    """Cells cut in two, each half with half the area, change nothing; without weights they do."""
+    torch.manual_seed(0)
+    whole = torch.cat([torch.randn(1, 30, 6), torch.rand(1, 30, 1) + 0.5], dim=-1).double()
+    halves = whole[:, :10] * torch.tensor([1.0] * 6 + [0.5])
+    cut = torch.cat([halves, halves, whole[:, 10:]], dim=1)
+    weighed = Transolver(ModelConfig(features=7, width=16, layers=2, heads=2, slices=4, weighed=True)).double()
+    torch.testing.assert_close(weighed(cut)[:, 20:], weighed(whole)[:, 10:], rtol=1e-6, atol=1e-8)
+    plain = Transolver(ModelConfig(features=7, width=16, layers=2, heads=2, slices=4)).double()
+    assert (plain(cut)[:, 20:] - plain(whole)[:, 10:]).abs().max() > 1e-5
 
 
 def joint(meshes, mesh, plus):
@@ -59,8 +72,10 @@ def joint(meshes, mesh, plus):
     if meshes[mesh].get_coordinate() is None:
         return None
     torch.manual_seed(0)
-    config = ModelConfig(width=16, layers=2, heads=2, slices=4, volume=(7, 4), plus=plus, tied=plus)
-    model, clouds = Transolver(config).double(), [torch.randn(1, n, f).double() for n, f in ((31, 6), (45, 7))]
+    more = dict(plus=True, tied=True, features=7, weighed=True) if plus else {}
+    config = ModelConfig(width=16, layers=2, heads=2, slices=4, volume=(7, 4), **more)
+    model, sizes = Transolver(config).double(), ((31, config.features), (45, 7))
+    clouds = [torch.rand(1, n, f).double() for n, f in sizes]
     with torch.random.fork_rng():
         torch.manual_seed(7)
         cut = [scatter_tensor(x, None, meshes[mesh], [Shard(1)]) for x in clouds]
@@ -111,7 +126,10 @@ def trained(tmp_path_factory):
     steps = ["--steps", "2", "--checkpoint-every", "2", "--validate-every", "2", "--archive", str(archive)]
     found = {
         fields: train.main([*SIZES, *steps, "--fields", fields, *more, "--out", str(folder / fields)]).checkpoint
-        for fields, more in (("joint", ["--force-weight", "1", "--loss", "huber"]), ("volume", ["--plus"]))
+        for fields, more in (
+            ("joint", ["--force-weight", "1", "--loss", "huber", "--weighed", "--recompute"]),
+            ("volume", ["--plus"]),
+        )
     }
     return folder, archive, found
 

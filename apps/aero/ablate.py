@@ -23,6 +23,7 @@ VARIANTS = {
     "normal slice init": ["--slice-init", "normal"],
     "tied": ["--tied"],
     "Transolver++": ["--plus", "--tied"],
+    "weighed by area": ["--weighed"],
     "64 slices": ["--slices", "64"],
     "no EMA": ["--ema", "0"],
     "EMA 0.999": ["--ema", "0.999"],

@@ -45,12 +45,16 @@ class TrainConfig(LoopConfig):
     tied: bool = option(False, "one projection for place and value, as in Transolver++")
     plus: bool = option(False, "Transolver++: a temperature of every point, and noise while training")
 
+    weighed: bool = option(False, "weigh the points of a surface in the slices by area, whatever the mesh")
+
     def kinds(self):
         """Clouds of points that are learned, in the order of the model's."""
         return FIELDS[self.fields]
 
     def model(self):
         """ModelConfig of the preset with the flags that were given."""
+        if self.weighed and self.kinds()[0] != "surface":
+            raise InputError("a volume has no areas", variable="weighed", remedy="Leave it out, or --fields joint")
         if not 0 < self.temperature_low <= self.temperature <= self.temperature_high:
             raise InputError(
                 f"{self.temperature} is not within {self.temperature_low} ... {self.temperature_high}",
@@ -65,9 +69,9 @@ class TrainConfig(LoopConfig):
                 variable="width",
                 remedy="Choose --width as a multiple of --heads, all of them positive",
             )
-        options = {name: getattr(self, name) for name in ("temperature", "slice_init", "tied", "plus")}
+        options = {name: getattr(self, name) for name in ("temperature", "slice_init", "tied", "plus", "weighed")}
         sizes = [KINDS[kind].features for kind in self.kinds()]
-        options |= {"features": sizes[0], "volume": (sizes[1], 4) if len(sizes) > 1 else None}
+        options |= {"features": sizes[0] + self.weighed, "volume": (sizes[1], 4) if len(sizes) > 1 else None}
         return replace(model, low=self.temperature_low, high=self.temperature_high, **options)
 
     def sample_points(self):

@@ -47,7 +47,8 @@ class Scaling:
     position_mean, position_std (3,) m; field_mean, field_std (4,), pressure m2/s2, then shear m2/s2 or velocity m/s;
     U m/s, the inflow at which they hold; kind: of KINDS; length m, the spread of the distances of a volume. Pressure
     and shear are taken to grow with the square of the inflow and velocity with itself, so a run at another U is
-    predicted under the assumption that the Reynolds number does not matter.
+    predicted under the assumption that the Reynolds number does not matter. cell m2: mean area of a training cell where
+    areas weigh the points of a surface (ModelConfig.weighed), else 0.
     """
 
     position_mean: tuple
@@ -57,10 +58,11 @@ class Scaling:
     U: float
     kind: str = "surface"
     length: float = 1.0
+    cell: float = 0.0
 
     @classmethod
-    def of(cls, reader, kind="surface"):
-        """Scaling by the statistics of an archive (AeroReader)."""
+    def of(cls, reader, kind="surface", weighed=False):
+        """Scaling by the statistics of an archive (AeroReader); weighed: with the area of points for slices."""
         mean, std = reader.mean, reader.std
 
         def columns(table):
@@ -74,6 +76,7 @@ class Scaling:
             float(reader.run_attrs(reader.splits["train"][0])["U"]),
             kind,
             float(std["volume/sdf"]) if kind == "volume" else 1.0,
+            _mean_area(reader) if weighed and kind == "surface" else 0.0,
         )
 
     @classmethod
@@ -85,13 +88,20 @@ class Scaling:
         """JSON-able dict."""
         return asdict(self)
 
-    def features(self, position, facing, sdf=None):
+    @property
+    def columns(self):
+        """Number of features."""
+        return KINDS[self.kind].features + (self.cell > 0)
+
+    def features(self, position, facing, sdf=None, area=None):
         """Position without units and where the point faces: (n, 6) with the outward normal of the surface; in a volume
         (n, 7) with the direction away from it, and the distance in a scale that tells millimetres at the wall from
-        metres far off."""
+        metres far off. Last, where areas weigh: area (n,) m2 over that of a mean cell."""
         columns = [(position - self.position_mean) / self.position_std, facing]
         if sdf is not None:
             columns.append(np.arcsinh(100 * sdf / self.length)[:, None] / 5)
+        if self.cell:
+            columns.append(area[:, None] / self.cell)
         return np.concatenate(columns, axis=1)
 
     def targets(self, pressure, vector, U):
@@ -131,13 +141,16 @@ class Points:
     def shape(self, sample, name):
         """Global shape; reads metadata only."""
         rows = rows_of(self.reader, sample, self.scaling.kind) if self.count is None else self.count
-        return {"features": (rows, self.kind.features), "targets": (rows, 4), "weight": (rows,), "area": (rows,)}[name]
+        return {"features": (rows, self.scaling.columns), "targets": (rows, 4), "weight": (rows,), "area": (rows,)}[
+            name
+        ]
 
     def read(self, sample, name, index):
         """Values of ``index``, fp64."""
         first, last, _ = index[0].indices(self.shape(sample, name)[0])
         if name == "features":
-            return self.scaling.features(*(self.rows(sample, part, first, last) for part in self.kind.place))
+            area = self.rows(sample, "area", first, last) if self.scaling.cell else None
+            return self.scaling.features(*(self.rows(sample, part, first, last) for part in self.kind.place), area=area)
         if name == "targets":
             U = self.reader.run_attrs(sample)["U"]
             return self.scaling.targets(*(self.rows(sample, part, first, last) for part in self.kind.fields), U)
@@ -161,6 +174,12 @@ class Points:
         parts = [(first, min(last, rows)), (0, last - rows)]
         found = [self.reader.read(key, name, (slice(a, b),)) for a, b in parts if a < b]
         return np.concatenate(found) if found else self.reader.read(key, name, (slice(0, 0),))
+
+
+def _mean_area(reader, rows=65536):
+    """Mean area of a fair sample of the cells of the first training run, m2: a scale, the same on every rank."""
+    key = f"{reader.splits['train'][0]}/surface"
+    return float(reader.read(key, "area", (slice(0, min(rows, reader.shape(key, "area")[0])),)).mean(dtype=np.float64))
 
 
 def rows_of(reader, run, kind="surface"):

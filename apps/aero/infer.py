@@ -112,7 +112,7 @@ def _surface(config, model, scalings, task, domain):
     with together():
         if dist.get_rank() == 0:
             case = prepare(config, next(iter(scalings.values())), task)
-            place = case.arrays["position"], case.arrays["normal"]
+            place = case.arrays["position"], case.arrays["normal"], None, case.arrays["area"]
     U = config.speed if config.speed is not None else next(iter(scalings.values())).U
     if "volume" in scalings:
         air = own_cloud(config, case, domain)

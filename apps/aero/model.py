@@ -14,10 +14,13 @@ Written from the equations of Wu et al., "Transolver: A Fast Transformer Solver 
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from core.ops.slots import slot_read, slot_sums
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class ModelConfig:
     differ from the first step, or "normal" (0.02), as the authors' code ends up with. tied: values are the same
     projection as the one that places points in slices, as in Transolver++. plus: Transolver++'s states: a temperature
     of every point, t_h + a(x), and Gumbel noise on the logits, in training only, so that predictions can be had again.
+    weighed: the last feature of the first cloud is not seen but weighs its points in the slices; given the area that a
+    point stands for, tokens are means over the surface whatever the mesh, that of a CAD file included.
     """
 
     features: int = 6
@@ -48,6 +53,7 @@ class ModelConfig:
     slice_init: str = "orthogonal"
     tied: bool = False
     plus: bool = False
+    weighed: bool = False
 
 
 class SliceAttention(nn.Module):
@@ -76,54 +82,83 @@ class SliceAttention(nn.Module):
         self.query, self.key, self.token = (nn.Linear(head, head, bias=False) for _ in range(3))
         self.out = nn.Linear(width, width)
 
-    def forward(self, *clouds):
-        weights = [self.membership(x) for x in clouds]
-        mixed = self.mixed(sum(self.sums(x, w) for x, w in zip(clouds, weights)), clouds[0].dtype)
-        taken = tuple(self.back(w, mixed) for w in weights)
+    def forward(self, *clouds, measure=None):
+        places = [self.places(x) for x in clouds]
+        measures = measure, *(None for _ in clouds[1:])
+        total = sum(self.sums(x, place, m) for x, place, m in zip(clouds, places, measures))
+        mixed = self.mixed(total, clouds[0].dtype)
+        taken = tuple(self.back(place, mixed) for place in places)
         return taken if len(clouds) > 1 else taken[0]
 
-    def membership(self, x):
-        """Share of each point in each slice, (B, N, H, G); sums to one over G."""
-        placed = self.place(x).unflatten(-1, (self.heads, -1))
-        logits = self.slice(placed)
-        if self.config.plus and self.training:
-            uniform = torch.rand_like(logits, dtype=torch.float32).clamp(1e-6, 1 - 1e-6)
-            logits = logits - torch.log(-torch.log(uniform)).to(logits.dtype)
-        return torch.softmax(logits / self._temperature(placed), dim=-1)
-
-    def _temperature(self, placed):
-        """Of heads (H, 1), or with ``plus`` of every point too (B, N, H, 1)."""
+    def places(self, x):
+        """Where the points (B, N, C) belong: :class:`Places`, or :class:`NoisyPlaces`."""
+        placed = self._with_one(self.place, x)
         temperature = self.log_temperature.exp()
         if self.config.plus:
-            temperature = temperature + self.adapt(placed)
-        return temperature.clamp(self.config.low, self.config.high)
+            temperature = temperature + self.adapt(placed[..., :-1])
+        temperature = temperature.clamp(self.config.low, self.config.high)
+        if self.config.plus and self.training:
+            logits = self.slice(placed[..., :-1])
+            uniform = torch.rand_like(logits, dtype=torch.float32).clamp(1e-6, 1 - 1e-6)
+            logits = logits - torch.log(-torch.log(uniform)).to(logits.dtype)
+            return NoisyPlaces(torch.softmax(logits / temperature, dim=-1))
+        slots = torch.cat([self.slice.weight, self.slice.bias[:, None]], -1)
+        return Places((placed / temperature).transpose(1, 2), slots[None, None])
 
-    def sums(self, x, weights):
+    def sums(self, x, places, measure=None):
         """Weighted sum of the points of each slice and, last, its weight, (B, H, G, D + 1); of parts, they add.
 
-        The value projection carries one more channel a head that is always one, so that the sum and its norm are one
-        contraction; it adds up in fp32 at least, because a slice may hold millions of points.
+        measure (B, N, 1): what each point stands for, the same for all where None. A value more a head is always one,
+        so that the sum and its norm are one contraction; it adds up in fp32 at least, because a slice may hold
+        millions of points.
         """
-        values = F.linear(x, *self._value_and_one()).unflatten(-1, (self.heads, -1))
-        with torch.autocast(x.device.type, enabled=False):
-            exact = torch.promote_types(values.dtype, torch.float32)
-            return torch.einsum("bnhg,bnhd->bhgd", weights.to(exact), values.to(exact))
+        values = self._with_one(self.place if self.config.tied else self.value, x)
+        return places.sums(values if measure is None else values * measure.unsqueeze(-1).to(values.dtype))
 
     def mixed(self, sums, dtype):
         """Tokens, the weighted means of the points, after they attended to each other, (B, H, G, D)."""
         tokens = (sums[..., :-1] / (sums[..., -1:] + self.EPSILON)).to(dtype)
         return F.scaled_dot_product_attention(self.query(tokens), self.key(tokens), self.token(tokens))
 
-    def back(self, weights, mixed):
+    def back(self, places, mixed):
         """What every point takes from the tokens that it belongs to, (B, N, C)."""
-        return self.out(torch.einsum("bnhg,bhgd->bnhd", weights, mixed).flatten(2))
+        return self.out(places.read(mixed).flatten(2))
 
-    def _value_and_one(self):
-        """Weight and bias of the value projection with a row of zeros and a bias of one after every head."""
-        value = self.place if self.config.tied else self.value
-        weight = F.pad(value.weight.unflatten(0, (self.heads, -1)), (0, 0, 0, 1))
-        bias = F.pad(value.bias.unflatten(0, (self.heads, -1)), (0, 1), value=1.0)
-        return weight.flatten(0, 1), bias.flatten()
+    def _with_one(self, linear, x):
+        """A projection with a channel of one after those of every head, (B, N, H, D + 1)."""
+        weight = F.pad(linear.weight.unflatten(0, (self.heads, -1)), (0, 0, 0, 1))
+        bias = F.pad(linear.bias.unflatten(0, (self.heads, -1)), (0, 1), value=1.0)
+        return F.linear(x, weight.flatten(0, 1), bias.flatten()).unflatten(-1, (self.heads, -1))
+
+
+class Places(NamedTuple):
+    """Points among slices by softmax(q k^T) over the slices, which is never written out. q: (B, H, N, D + 1), scaled;
+    k: (1, 1, G, D + 1)."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+
+    def sums(self, values):
+        """(B, N, H, D + 1) to (B, H, G, D + 1)"""
+        return slot_sums(self.q, self.k, values.transpose(1, 2))
+
+    def read(self, tokens):
+        """(B, H, G, D) to (B, N, H, D)"""
+        return slot_read(self.q, self.k, F.pad(tokens, (0, 1)))[..., :-1].transpose(1, 2)
+
+
+class NoisyPlaces(NamedTuple):
+    """Points among slices by weights (B, N, H, G), into which noise was drawn for every pair."""
+
+    weights: torch.Tensor
+
+    def sums(self, values):
+        with torch.autocast(values.device.type, enabled=False):
+            exact = torch.promote_types(values.dtype, torch.float32)
+            return torch.einsum("bnhg,bnhd->bhgd", self.weights.to(exact), values.to(exact))
+
+    def read(self, tokens):
+        return torch.einsum("bnhg,bhgd->bnhd", self.weights, tokens)
 
 
 class Block(nn.Module):
@@ -136,8 +171,8 @@ class Block(nn.Module):
         self.attention = SliceAttention(width, config.heads, config.slices, config)
         self.mlp = mlp(width, config.mlp * width, width)
 
-    def forward(self, *clouds):
-        taken = self.attention(*(self.norm1(x) for x in clouds))
+    def forward(self, *clouds, measure=None):
+        taken = self.attention(*(self.norm1(x) for x in clouds), measure=measure)
         if len(clouds) == 1:
             return self.finish(clouds[0], taken)
         return tuple(self.finish(x, y) for x, y in zip(clouds, taken))
@@ -162,7 +197,8 @@ class Transolver(nn.Module):
         super().__init__()
         self.config, width = config, config.width
         kinds = [(config.features, config.outputs), *([tuple(config.volume)] if config.volume else [])]
-        self.stems = nn.ModuleList(mlp(features, 2 * width, width) for features, _ in kinds)
+        seen = [features - (config.weighed and number == 0) for number, (features, _) in enumerate(kinds)]
+        self.stems = nn.ModuleList(mlp(features, 2 * width, width) for features in seen)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in kinds)
         self.heads = nn.ModuleList(nn.Linear(width, outputs) for _, outputs in kinds)
@@ -175,9 +211,16 @@ class Transolver(nn.Module):
     def forward(self, *clouds):
         if len(clouds) != len(self.stems):
             raise ValueError(f"{len(clouds)} clouds of points for a model of {len(self.stems)}")
+        clouds, measure = self.measured(clouds)
         clouds = tuple(stem(x) for stem, x in zip(self.stems, clouds))
         for block in self.blocks:
-            found = block(*clouds)
+            found = block(*clouds, measure=measure)
             clouds = found if isinstance(found, tuple) else (found,)
         clouds = tuple(head(norm(x)) for head, norm, x in zip(self.heads, self.norms, clouds))
         return clouds if len(clouds) > 1 else clouds[0]
+
+    def measured(self, clouds):
+        """(clouds of what the stems see, measure of the first cloud's points (..., N, 1) or None)."""
+        if not self.config.weighed:
+            return clouds, None
+        return (clouds[0][..., :-1], *clouds[1:]), clouds[0][..., -1:]

@@ -153,21 +153,29 @@ def streamed(model, clouds, chunk, domain):
 
     clouds: this rank's rows [(n, F)], plain; returns [(n, outputs)]. Each layer goes over the rows twice: once to add
     up the slices of all chunks, clouds and ranks, once to take back from the tokens that follow. Between layers only
-    the hidden state is kept, n x width numbers; memberships, n x heads x slices, exist for one chunk at a time.
+    the hidden state is kept, n x width numbers; everything else exists for one chunk at a time.
     """
+    clouds, measure = model.measured(clouds)
     hidden = [_by_chunks(stem, rows, chunk)[None] for stem, rows in zip(model.stems, clouds)]
+    measures = [measure, *(None for _ in clouds[1:])]
     for block in model.blocks:
         attention, total = block.attention, 0
-        for rows in (rows for x in hidden for rows in x.split(chunk, dim=1)):
+        for rows, share in (part for cloud in zip(hidden, measures) for part in _split(*cloud, chunk)):
             seen = block.norm1(rows)
-            total = total + attention.sums(seen, attention.membership(seen))
+            total = total + attention.sums(seen, attention.places(seen), share)
         dist.all_reduce(total, group=domain.get_group())
         mixed = attention.mixed(total, hidden[0].dtype)
         for rows in (rows for x in hidden for rows in x.split(chunk, dim=1)):
-            weights = attention.membership(block.norm1(rows))
-            rows.copy_(block.finish(rows, attention.back(weights, mixed)))
+            places = attention.places(block.norm1(rows))
+            rows.copy_(block.finish(rows, attention.back(places, mixed)))
     ends = zip(model.heads, model.norms, hidden)
     return [_by_chunks(lambda rows, head=head, norm=norm: head(norm(rows)), x[0], chunk) for head, norm, x in ends]
+
+
+def _split(x, measure, chunk):
+    """Chunks of rows of x (1, n, C), each with that of measure (n, 1), or with None."""
+    parts = x.split(chunk, dim=1)
+    return zip(parts, [None] * len(parts) if measure is None else measure[None].split(chunk, dim=1))
 
 
 def _by_chunks(function, rows, chunk):

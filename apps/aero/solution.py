@@ -125,14 +125,25 @@ def write(out, solution, checkpoint):
         reference = {name: solution.attrs[name] for name in ("U", "rho", "Aref", "Lref", "center")}
         told |= {"reference": reference, "notes": solution.notes, **solution.facts}
         told |= {"volume": air.scores()} if air is not None else {}
-        write_json(table, told | {"scores": scores, "by_part": solution.by_part()})
+        parts = solution.by_part()
+        write_json(table, told | {"scores": scores, "by_part": parts})
     lines = [title, *([table_of(scores)] if solution.arrays is not None else []), *(air.lines() if air else [])]
+    lines += [parts_of(parts)] if parts else []
     print(*lines, *(f"note: {note}" for note in solution.notes), *paths, sep="\n", flush=True)
     return scores
 
 
 def _drawable(solution):
     return figures.sampled(solution.arrays, solution.mesh, solution.frame)
+
+
+def parts_of(parts):
+    """{name: coefficients} of parts as lines of text, those with the most drag, of either sign, first."""
+    names = ("Cd", "Cd_pressure", "Cd_friction", "Cl", "Cs", "area")
+    rows = [f"{'part':>24}" + "".join(f"{name:>13}" for name in names)]
+    for part, found in sorted(parts.items(), key=lambda item: -abs(item[1]["Cd"])):
+        rows.append(f"{part[:24]:>24}" + "".join(f"{found[name]:>13.5f}" for name in names))
+    return "\n".join(rows)
 
 
 def table_of(scores):

@@ -42,7 +42,7 @@ class FieldTask:
         self.runs = runs_of(self.reader, "train")
         self.checked_on, self.checked = _validation(self.reader)
         require_runs(self.reader, [*self.runs, *self.checked], self.kinds)
-        self.scalings = {kind: Scaling.of(self.reader, kind) for kind in self.kinds}
+        self.scalings = {kind: Scaling.of(self.reader, kind, config.weighed) for kind in self.kinds}
         self._facts = None
         self.count_rows = {kind: {run: rows_of(self.reader, run, kind) for run in self.runs} for kind in self.kinds}
         self.rows = {kind: min(config.sample_points(), *self.count_rows[kind].values()) for kind in self.kinds}
