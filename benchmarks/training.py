@@ -39,7 +39,8 @@ def commands(folder, small):
         return
     big = ["--preset", "conus6km", "--steps", "25", "--batch", "1", "--precision", "bf16"]
     yield "weather, conus6km (195 M, 512 x 896, kernel 31), bf16", ["apps.weather.train", *weather, *common, *big]
-    paper = ["--preset", "paper", "--slices", "32", "--points", "300000", "--steps", "40", "--batch", "1", "--precision", "bf16"]
+    paper = ["--preset", "paper", "--slices", "32", "--points", "300000", "--steps", "40", "--batch", "1"]
+    paper += ["--precision", "bf16"]
     yield "aero, paper, 300,000 points, bf16", ["apps.aero.train", *aero, *common, *paper]
 
 
