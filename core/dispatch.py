@@ -209,6 +209,9 @@ def _keep_cut(leaf):
 
 def above(func, types, args, kwargs):
     """``__torch_function__``: operations with a rule above autograd; all others go on, with plain operands promoted."""
+    if torch.compiler.is_dynamo_compiling():  # it notes the call, and makes it on ShardTensors later
+        with NoTorchFunction():
+            return func(*args, **kwargs)
     if func in _IDENTITY:
         with NoTorchFunction():
             out = func(*args, **kwargs)
