@@ -179,14 +179,14 @@ def test_mixed_precision(pool):
 
 
 # -- replicas ------------------------------------------------------------------------------------------------------
-def stay_equal(meshes):
-    """A thousand steps later every rank holds the same bits."""
+def stay_equal(meshes, steps):
+    """Many steps later every rank holds the same bits."""
     mesh = meshes["ddp x domain"]
     torch.manual_seed(torch.distributed.get_rank())  # parallelize makes them equal
     model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.BatchNorm1d(3), nn.GELU(), nn.Conv1d(3, 1, 1))
     model = parallelize(model, mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(1000):
+    for step in range(steps):
         g = torch.Generator().manual_seed(2 * step + mesh["ddp"].get_local_rank())
         x = scatter_tensor(torch.randn(1, 2, 5, generator=g), None, mesh["domain"], [Shard(2)], sizes={0: (4, 1)})
         optimizer.zero_grad()
@@ -204,8 +204,9 @@ def stay_equal(meshes):
         verify_replicas(weights, mesh)
 
 
-def test_replicas_stay_equal(pool):
-    pool.run(stay_equal, timeout=300)
+@pytest.mark.parametrize("steps", [200, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_replicas_stay_equal(pool, steps):
+    pool.run(stay_equal, steps, timeout=300)
 
 
 def refuses(meshes):
