@@ -55,7 +55,8 @@ def check_sharded(
     """Raises where the sharded run differs from the whole one.
 
     Args:
-        module: a callable of tensors, or an ``nn.Module`` with plain parameters, equal on all ranks.
+        module: a callable of tensors, or an ``nn.Module`` with plain parameters, equal on all ranks. Of checkpoints
+            inside only non-reentrant ones let themselves be asked for chosen gradients, as is done here.
         inputs: its arguments: whole tensors, equal on all ranks, or ShardTensors; all else goes as it is.
         placements: for each input the placements under which it is cut over ``mesh``, None for what stays plain; not
             needed for ShardTensors.

@@ -149,13 +149,21 @@ def _check_metadata(t, pending=False):
         assert pending or not t._spec.is_partial(), t._spec
 
 
-def run_splits(meshes, name, mesh_name):
-    """Every kind of split on two ranks, and each of them on three or on four, in turns from row to row."""
-    splits = SPLITS[mesh_name]
-    if mesh_name in ("3", "4"):
-        splits = splits[(list(load()).index(name) + int(mesh_name)) % 2 :: 2]
+def run_splits(meshes, name, mesh_name, every=False):
+    """Every kind of split, or those whose turn it is from row to row: of two ranks the uneven one and two others, of
+    three or of four (:func:`has_turn`) two."""
+    splits, turn = SPLITS[mesh_name], list(load()).index(name)
+    if not every and mesh_name == "2":
+        splits = ("uneven", *(s for i, s in enumerate(("chunk", "one_row", "empty")) if (turn + i) % 3))
+    if not every and mesh_name in ("3", "4"):
+        splits = splits[turn // 2 % 2 :: 2]
     for split in splits:
         run_case(meshes, name, mesh_name, split)
+
+
+def has_turn(name, mesh_name):
+    """Whether a row runs on a mesh in every run of the tests: on three ranks or on four, not on both."""
+    return mesh_name not in ("3", "4") or list(load()).index(name) % 2 == int(mesh_name) % 2
 
 
 def run_case(meshes, name, mesh_name, split):

@@ -39,3 +39,4 @@ case("slot_read_by_points", read, (POINTS, SLOTS, SLOTS), ((2, None, None),), wi
 case("slot_read_shared", read, (POINTS, SHARED, (2, 3, 5, 3)), ((2, None, None), (1, None, 1)))
 refuse("slots_of_five_dims", lambda x: slots.slot_sums(x, x, x))
 refuse("slots_of_other_channels", lambda x: slots.slot_read(x, x[..., :3], x), shape=(2, 3, 7, 4), cut=2)
+refuse("slots_of_whole_numbers", lambda x: slots.slot_sums(x.long(), x.long(), x.long()), shape=(2, 3, 7, 4), cut=2)

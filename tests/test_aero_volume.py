@@ -238,6 +238,7 @@ def test_curves_are_of_all_ranks(trained, pool):
     assert max(upper["true"][k] for k in known) > 0.4  # the flow stagnates in front
 
 
+@pytest.mark.nightly
 def test_ablations_stand_beside_the_baselines(trained, tmp_path, capsys):
     found = ablate.main(["--archive", str(trained[1]), "--steps", "1", "--only", "default", "--out", str(tmp_path)])
     assert set(found) == {"default", "mean_field", "nearest_shape"} and found["default"]["pressure_l2"][0] > 0

@@ -207,6 +207,7 @@ def compiled(meshes):
             torch.testing.assert_close(graph, eager, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.nightly  # whole compiled models are seen in every run
 def test_compiled_in_one_graph(pool):
     pool.run(compiled, timeout=240)
 

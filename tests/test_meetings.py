@@ -220,6 +220,6 @@ def test_two_operands(pool, mesh):
     assert pool.run(meetings, mesh, 2, 2 if mesh == "2" else 1, 1, timeout=300)[0] > 500
 
 
-@pytest.mark.parametrize("mesh", ["2", "2x2"])
+@pytest.mark.parametrize("mesh", ["2", pytest.param("2x2", marks=pytest.mark.nightly)])
 def test_three_operands(pool, mesh):
     assert pool.run(meetings, mesh, 3, 1, 2 if mesh == "2" else 4, timeout=300)[0] > 300

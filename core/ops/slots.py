@@ -92,6 +92,8 @@ def _check(q, k, values, alike):
 def _of_one_type(q, k, values):
     """In the type that torch's attention computes in, with all batches and heads."""
     wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), values.dtype)
+    if not wide.is_floating_point:
+        raise ShardingError(f"of {wide}", op="slots", remedy="Give floating-point numbers.")
     dtype = result_dtype(q.new_empty(0, dtype=wide))
     return [t.to(dtype).expand(*q.shape[:2], -1, -1) for t in (q, k, values)]
 
