@@ -5,11 +5,13 @@ worker calls; it asserts in place. A case in which a worker dies or does not ans
 killed and the next case starts new ones, so that a hang is a failure of one case and not of the session.
 """
 
+import faulthandler
 import multiprocessing as mp
 import os
 import tempfile
 import time
 import traceback
+import warnings
 from datetime import timedelta
 
 WORLD = 4
@@ -19,12 +21,17 @@ class CaseFailed(AssertionError):
     pass
 
 
+class WorkerDied(CaseFailed):
+    """Of a signal, such as the one by which a damaged heap ends a process."""
+
+
 def _serve(rank, world, device, store, pipe):
     import torch
     import torch.distributed as dist
 
     from core.dispatch import HANDLERS, RULES
 
+    faulthandler.enable()  # who dies of a signal says where
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -99,7 +106,18 @@ class Pool:
             self._workers.append((process, here))
 
     def run(self, function, *args, timeout=60):
-        """Calls ``function(meshes, *args)`` on every worker; the results by rank."""
+        """Calls ``function(meshes, *args)`` on every worker; the results by rank.
+
+        A case whose worker dies of a signal runs once more, on new workers, with a warning: a heap that an earlier case
+        damaged must not be laid to this one's charge, and a case that kills its worker does so twice.
+        """
+        try:
+            return self._run(function, *args, timeout=timeout)
+        except WorkerDied as error:
+            warnings.warn(f"{function.__name__}{args}: {error}", stacklevel=2)
+            return self._run(function, *args, timeout=timeout)
+
+    def _run(self, function, *args, timeout):
         fresh = not self._workers
         if fresh:
             self._start()
@@ -108,22 +126,23 @@ class Pool:
                 pipe.send((function, args))
         except BrokenPipeError:  # a worker died after its last answer
             self.close(kill=True)
-            return self.run(function, *args, timeout=timeout)
+            return self._run(function, *args, timeout=timeout)
         deadline = time.monotonic() + timeout + (60 if fresh else 0)
         results, failures = {}, []
         while len(results) < self._world:
             for rank, (process, pipe) in enumerate(self._workers):
                 if rank in results:
                     continue
-                if pipe.poll(0.002):
-                    ok, value = self._receive(pipe)
-                    results[rank] = value
-                    if not ok:
-                        failures.append(f"rank {rank}:\n{value}")
-                        deadline = min(deadline, time.monotonic() + 3)
-                elif not process.is_alive():
-                    results[rank] = None
-                    failures.append(f"rank {rank} died with exit code {process.exitcode}")
+                if not pipe.poll(0.002):
+                    continue
+                try:
+                    ok, results[rank] = pipe.recv()
+                    said = f":\n{results[rank]}"
+                except EOFError:
+                    process.join(5)
+                    ok, results[rank], said = False, None, f" died with exit code {process.exitcode}"
+                if not ok:
+                    failures.append(f"rank {rank}{said}")
                     deadline = min(deadline, time.monotonic() + 3)
             if time.monotonic() > deadline:
                 failures.append(
@@ -131,17 +150,12 @@ class Pool:
                 )
                 break
         if failures:
+            codes = [process.exitcode for process, _ in self._workers]
             if any(v is None for v in results.values()) or len(results) < self._world:
                 self.close(kill=True)  # dead or stuck; workers that all answered can go on
-            raise CaseFailed("\n".join(failures))
+            signalled = any((code or 0) < 0 for code in codes)
+            raise (WorkerDied if signalled else CaseFailed)("\n".join(failures))
         return [results[r] for r in range(self._world)]
-
-    @staticmethod
-    def _receive(pipe):
-        try:
-            return pipe.recv()
-        except EOFError:
-            return False, "closed its pipe"
 
     def close(self, kill=False):
         for process, pipe in self._workers:
