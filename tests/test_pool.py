@@ -1,4 +1,4 @@
-"""The pool of workers that the cases run on: a death by a signal is told and tried once more, one that repeats fails."""
+"""The pool of workers that the cases run on: a death by a signal is tried once more, one that repeats fails."""
 
 import os
 import signal
