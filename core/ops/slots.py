@@ -37,6 +37,7 @@ def slot_sums(q, k, v):
     """
     if torch.compiler.is_dynamo_compiling():
         return _sums_operator(q, k, v)
+    _must_be_floating(q, k, v)
     if has_torch_function((q, k, v)):
         return handle_torch_function(slot_sums, (q, k, v), q, k, v)
     _check(q, k, v, q)
@@ -56,6 +57,7 @@ def slot_read(q, k, values):
     """
     if torch.compiler.is_dynamo_compiling():
         return _read_operator(q, k, values)
+    _must_be_floating(q, k, values)
     if has_torch_function((q, k, values)):
         return handle_torch_function(slot_read, (q, k, values), q, k, values)
     _check(q, k, values, k)
@@ -89,11 +91,15 @@ def _check(q, k, values, alike):
         )
 
 
+def _must_be_floating(*tensors):
+    for t in tensors:
+        if not t.dtype.is_floating_point:
+            raise ShardingError(f"of {t.dtype}", op="slots", remedy="Give floating-point numbers.")
+
+
 def _of_one_type(q, k, values):
     """In the type that torch's attention computes in, with all batches and heads."""
     wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), values.dtype)
-    if not wide.is_floating_point:
-        raise ShardingError(f"of {wide}", op="slots", remedy="Give floating-point numbers.")
     dtype = result_dtype(q.new_empty(0, dtype=wide))
     return [t.to(dtype).expand(*q.shape[:2], -1, -1) for t in (q, k, values)]
 
