@@ -105,10 +105,10 @@ def _of_one_type(q, k, values):
 
 
 # -- points in tiles --------------------------------------------------------------------------------------------------
-def _pieces(points):
+def _pieces(points, tile):
     """(first point, number of tiles, points of a tile): as many whole tiles as there are, and the rest."""
-    whole = points // _TILE
-    pieces = [(0, whole, _TILE), (whole * _TILE, 1, points - whole * _TILE)]
+    whole = points // tile
+    pieces = [(0, whole, tile), (whole * tile, 1, points - whole * tile)]
     return [p for p in pieces if p[1] * p[2]]
 
 
@@ -135,8 +135,9 @@ class _Sums(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v):
         ctx.save_for_backward(q, k, v)
+        ctx.tile = _TILE
         total = v.new_zeros(*k.shape[:-1], v.shape[-1], dtype=torch.promote_types(v.dtype, torch.float32))
-        for piece in _pieces(q.shape[2]):
+        for piece in _pieces(q.shape[2], ctx.tile):
             total += _together(_sums(_tiled(q, *piece), _each(k, piece[1]), _tiled(v, *piece)), piece[1])
         return total
 
@@ -146,7 +147,7 @@ class _Sums(torch.autograd.Function):
         """Read the gradient as values are read: that is the gradient of ``v``, and the rest is that reading's own."""
         q, k, v = ctx.saved_tensors
         grad, grad_k, grads = grad.to(v.dtype), k.new_zeros(k.shape, dtype=grad.dtype), []
-        for piece in _pieces(q.shape[2]):
+        for piece in _pieces(q.shape[2], ctx.tile):
             tile, slots, values = _tiled(q, *piece), _each(k, piece[1]), _each(grad, piece[1])
             out, total = _read(tile, slots, values)
             found = _read_backward(_tiled(v, *piece), tile, slots, values, out, total)
@@ -159,8 +160,8 @@ class _Sums(torch.autograd.Function):
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, values):
-        found = []
-        for piece in _pieces(q.shape[2]):
+        found, ctx.tile = [], _TILE
+        for piece in _pieces(q.shape[2], ctx.tile):
             out, total = _read(_tiled(q, *piece), _each(k, piece[1]), _each(values, piece[1]))
             found.append([_untiled(out, piece[1]), _untiled(total, piece[1])])
         out, total = _joined(found, q.new_empty(*q.shape[:-1], values.shape[-1]), q[..., :1])
@@ -173,7 +174,7 @@ class _Read(torch.autograd.Function):
         q, k, values, out, total = ctx.saved_tensors
         wide = torch.promote_types(k.dtype, torch.float32)
         grad_k, grad_values, grads = torch.zeros_like(k, dtype=wide), torch.zeros_like(values, dtype=wide), []
-        for piece in _pieces(q.shape[2]):
+        for piece in _pieces(q.shape[2], ctx.tile):
             tile = [_tiled(t, *piece) for t in (grad, q, out, total)]
             found = _read_backward(tile[0], tile[1], _each(k, piece[1]), _each(values, piece[1]), *tile[2:])
             grads.append([_untiled(found[0], piece[1])])
