@@ -55,7 +55,7 @@ def twice(meshes, mesh_name, family):
     return done
 
 
-@pytest.mark.parametrize("mesh", ["2", "2x2"])
+@pytest.mark.parametrize("mesh", ["2", pytest.param("2x2", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_second_derivatives(pool, mesh, family):
     assert min(pool.run(twice, mesh, family, timeout=300)) > 5
