@@ -137,7 +137,7 @@ def send_gather(x, dim, sizes, group):
     """The whole along ``dim`` from parts of any extents."""
     if group.size == 1:
         return x
-    rows = max(sizes)
+    rows, dim = max(sizes), dim % x.ndim
     stacked = _send_all_gather(_pad_rows(x, dim, rows).unsqueeze(0), group)
     if rows * group.size == sum(sizes) and _outermost(x.shape, dim):
         return stacked.view(*x.shape[:dim], sum(sizes), *x.shape[dim + 1 :])
@@ -148,7 +148,7 @@ def send_reduce_scatter(x, dim, sizes, group):
     """This rank's rows of the sum over ranks."""
     if group.size == 1:
         return x
-    rows = max(sizes)
+    rows, dim = max(sizes), dim % x.ndim
     if rows * group.size == sum(sizes) and _outermost(x.shape, dim):
         parts = x.reshape(group.size, *x.shape[:dim], rows, *x.shape[dim + 1 :])
     else:

@@ -52,6 +52,7 @@ def _expected(name, parts, rank):
     a, b, n = ends[rank], ends[rank + 1], len(whole)
     return {
         "gather": lambda: whole,
+        "flat, from the end": lambda: whole.reshape(-1),
         "sum": lambda: sum(parts),
         "scattered": lambda: whole[a:b] * sum(r + 1 for r in range(len(parts))),
         "other cut": lambda: whole if rank == 0 else whole[..., :0],
@@ -64,6 +65,7 @@ def _expected(name, parts, rank):
 
 CALLS = {
     "gather": lambda x, sizes, group: c.gather(x, 0, sizes, group),
+    "flat, from the end": lambda x, sizes, group: c.gather(x.reshape(-1), -1, [n * 12 for n in sizes], group),
     "sum": lambda x, sizes, group: c.all_reduce(x, group),
     "scattered": _scattered,
     "other cut": _other_cut,
