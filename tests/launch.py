@@ -1,12 +1,13 @@
 """Processes of their own, as a launcher would start them, for cases in which ranks die or their number matters."""
 
-import multiprocessing as mp
 import os
 import socket
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from pool import copies
 
 
 def free_port():
@@ -17,8 +18,7 @@ def free_port():
 
 def launch(world, function, *args, timeout=60):
     """Calls ``function(rank, *args)`` in ``world`` processes; by rank, exit status and standard error."""
-    context, port = mp.get_context("forkserver"), free_port()
-    context.set_forkserver_preload(["core", "torch._dynamo"])
+    context, port = copies(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / str(rank) for rank in range(world)]
         ranks = [

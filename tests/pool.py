@@ -13,8 +13,16 @@ import time
 import traceback
 import warnings
 from datetime import timedelta
+from multiprocessing.connection import wait
 
 WORLD = 4
+
+
+def copies():
+    """Context whose processes are copies of one that has loaded the libraries, which takes seconds, once."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["core", "torch._dynamo"])
+    return context
 
 
 class CaseFailed(AssertionError):
@@ -93,9 +101,7 @@ class Pool:
     def _start(self):
         self._folder = tempfile.TemporaryDirectory()
         os.environ["OMP_NUM_THREADS"] = "1"
-        context = mp.get_context("forkserver" if self._device == "cpu" else "spawn")
-        if self._device == "cpu":  # the libraries are loaded once, and every worker is a copy of that process
-            context.set_forkserver_preload(["core", "torch._dynamo"])
+        context = copies() if self._device == "cpu" else mp.get_context("spawn")
         for rank in range(self._world):
             here, there = context.Pipe()
             process = context.Process(
@@ -129,25 +135,23 @@ class Pool:
             return self._run(function, *args, timeout=timeout)
         deadline = time.monotonic() + timeout + (60 if fresh else 0)
         results, failures = {}, []
-        while len(results) < self._world:
-            for rank, (process, pipe) in enumerate(self._workers):
-                if rank in results:
-                    continue
-                if not pipe.poll(0.002):
-                    continue
+        silent = {pipe: rank for rank, (_, pipe) in enumerate(self._workers)}
+        while silent:
+            ready = wait(silent, max(0, deadline - time.monotonic()))
+            for pipe in ready:
+                rank = silent.pop(pipe)
                 try:
                     ok, results[rank] = pipe.recv()
                     said = f":\n{results[rank]}"
                 except EOFError:
+                    process = self._workers[rank][0]
                     process.join(5)
                     ok, results[rank], said = False, None, f" died with exit code {process.exitcode}"
                 if not ok:
                     failures.append(f"rank {rank}{said}")
                     deadline = min(deadline, time.monotonic() + 3)
-            if time.monotonic() > deadline:
-                failures.append(
-                    f"no answer within {timeout} s from ranks {[r for r in range(self._world) if r not in results]}"
-                )
+            if not ready:
+                failures.append(f"no answer within {timeout} s from ranks {[*silent.values()]}")
                 break
         if failures:
             codes = [process.exitcode for process, _ in self._workers]
