@@ -1,11 +1,10 @@
-"""One training and one inference as the tests compare them over layouts: python aero_worker.py FOLDER ARCHIVE DOMAIN
+"""One training and one inference as the tests compare them over layouts, called on every rank.
 
-Leaves in FOLDER: gradients.pt (of the first step, fp64), rank_R.json (losses, scores, bytes read for the first step), a
-checkpoint after steps 5 and 10, and (of fewer than four ranks) the inference of run_1.
+Leaves in the folder: gradients.pt (of the first step, fp64), rank_R.json (losses, scores, bytes read for the first
+step), a checkpoint after steps 5 and 10, and (of fewer than four ranks) the inference of run_1.
 """
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,21 +38,15 @@ def first_gradients(config, folder):
     return task.reader.bytes_read
 
 
-def main(folder, archive, domain):
-    torch.set_num_threads(1)
+def train_and_infer(rank, folder, archive, domain):
     set_fallback("error")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = settings(folder, archive, int(domain))
+    config = settings(folder, archive, domain)
     bytes_read = first_gradients(config, folder)
     model, task, mesh = prepare(config)
     result = fit(model, task, config, mesh)
     found = {"losses": result.losses, "scores": result.scores, "bytes_read": bytes_read}
-    (folder / f"rank_{dist.get_rank()}.json").write_text(json.dumps(found))
+    (folder / f"rank_{rank}.json").write_text(json.dumps(found))
     if dist.get_world_size() < 4:
         common = ["--checkpoint", str(result.checkpoint), "--archive", archive, "--run", "run_1", "--out", str(folder)]
         infer.main(common)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

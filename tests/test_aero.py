@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from aero_runs import ROOT, python
-from aero_worker import settings
+from aero_worker import settings, train_and_infer
+from launch import succeed
 from torch.distributed.tensor import Shard
 
 from apps.aero import metrics, train
@@ -151,8 +151,7 @@ def layouts(archive, tmp_path_factory):
     found = {}
     for name, ranks, domain in (("one", 1, 1), ("domain", 2, 2), ("2 x 2", 4, 2)):
         folder = tmp_path_factory.mktemp("layout")
-        done = python(ROOT / "tests/aero_worker.py", folder, archive, domain, ranks=ranks)
-        assert done.returncode == 0, done.stderr[-3000:]
+        succeed(ranks, train_and_infer, folder, str(archive), domain, timeout=120)
         found[name] = folder, [json.loads((folder / f"rank_{r}.json").read_text()) for r in range(ranks)]
     return found
 
