@@ -1,4 +1,4 @@
-"""Plain modules that the benchmarks cut: nothing in here knows of shards."""
+"""Plain modules that the benchmarks cut, and the cases made of them: nothing in here knows of shards."""
 
 import torch
 import torch.nn.functional as F
@@ -32,12 +32,12 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Vision transformer: patch 8, learned positions, mean over tokens."""
+    """Vision transformer of images or, with ``dims=3``, of volumes: learned positions, mean over tokens."""
 
-    def __init__(self, size, width=768, depth=16, heads=12, patch=8, classes=1000):
+    def __init__(self, size, width=768, depth=16, heads=12, patch=8, classes=1000, channels=3, dims=2):
         super().__init__()
-        self.embed = nn.Conv2d(3, width, patch, patch)
-        self.position = nn.Parameter(0.02 * torch.randn(1, (size // patch) ** 2, width))
+        self.embed = (nn.Conv2d if dims == 2 else nn.Conv3d)(channels, width, patch, patch)
+        self.position = nn.Parameter(0.02 * torch.randn(1, (size // patch) ** dims, width))
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.head = nn.Linear(width, classes)
 
@@ -60,3 +60,54 @@ class ConvNet(nn.Module):
 
     def forward(self, x):
         return self.layers(x)
+
+
+class SliceBlock(nn.Module):
+    """A block of :class:`Transolver`."""
+
+    def __init__(self, width, heads, slices):
+        super().__init__()
+        self.heads, d = heads, width // heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.place, self.value, self.out = (nn.Linear(width, width) for _ in range(3))
+        self.slice, self.qkv = nn.Linear(d, slices), nn.Linear(d, 3 * d)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        h = self.norm1(x)
+        place, value = (f(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.place, self.value))
+        weights = self.slice(place).softmax(-1)
+        tokens = (weights.mT @ value) / (weights.sum(2)[..., None] + 1e-5)
+        tokens = F.scaled_dot_product_attention(*self.qkv(tokens).chunk(3, -1))
+        x = x + self.out((weights @ tokens).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Transolver(nn.Module):
+    """Attention among slices of points, (batch, points, 6) to (batch, points, 4), with all weights written out: what
+    any library can run. Source: Wu et al., Transolver, arXiv 2402.02366; that of ``apps.aero`` keeps no weights."""
+
+    def __init__(self, width=256, depth=4, heads=8, slices=128):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(6, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.blocks = nn.ModuleList(SliceBlock(width, heads, slices) for _ in range(depth))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def cases(small, transolver=Transolver):
+    """name -> (module, input shapes, dim that is cut); ``transolver`` makes the model of that name."""
+    for n in (64,) if small else (16384, 65536, 131072):
+        yield f"attention {n}", Attention, [(1, 16, n, 64)] * 3, 2
+    for s in (32,) if small else (512, 1024, 2048):
+        depth = 2 if small else 16
+        yield f"ViT {s}", lambda s=s, d=depth: ViT(s, depth=d), [(1, 3, s, s)], 2
+    s = 32 if small else 2048
+    yield f"conv {s}", ConvNet, [(1, 64, s, s)], 2
+    for n in (256,) if small else (75_000, 300_000, 1_200_000):
+        yield f"Transolver {n}", transolver, [(1, n, 6)], 1

@@ -1,45 +1,63 @@
-"""One GPU against all of them: time, efficiency and memory of whole models, forward and training step.
+"""One device against many: time and memory of attention, a vision transformer, a convolution net, a Transolver.
 
-    torchrun --nproc-per-node 2 -m benchmarks.scaling                    # the tables below, on GPUs, bf16
+    torchrun --nproc-per-node 2 -m benchmarks.scaling                    # the table below, on GPUs, bf16
     torchrun --nproc-per-node 2 -m benchmarks.scaling --compile          # the same, compiled by torch.compile
-    torchrun --nproc-per-node 2 -m benchmarks.scaling --small            # the same on gloo and a CPU, toy sizes
+    torchrun --nproc-per-node 2 -m benchmarks.scaling --volume 1024      # one step of a volume that no GPU holds
+    torchrun --nproc-per-node 2 -m benchmarks.scaling --small            # on gloo and a CPU, toy sizes
 
 Efficiency is (time on one device) / (ranks x time on all), in the same run; "one" is the faster of plain torch with the
-whole input and of the same module on shards of one rank. Medians after warm-up, the slowest rank counted.
+whole input and of the same module on shards of one rank. Medians after warm-up, the slowest rank counted. Of the time
+that its messages take alone a step hides the share 1 - (step - step without messages) / messages alone, each measured
+(:mod:`benchmarks.wire`); of eager steps only.
 """
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import Shard
 
 from apps.aero.model import ModelConfig as TransolverConfig
 from apps.aero.model import Transolver
-from benchmarks.models import Attention, ConvNet, ViT
-from core import DistributedManager, ShardTensor, scatter_tensor
+from benchmarks import models
+from benchmarks.wire import Tape
+from core import DistributedManager, ShardTensor, scatter_tensor, set_attention_strategy
 from core.debug import trace
+from core.gradients import gather_in_buckets
+from core.ops.slots import slot_read, slot_sums
+from core.parallelize import shard_spatial_params_
+
+
+class Slots(nn.Module):
+    """What a layer of a Transolver does between points and slots, and nothing else."""
+
+    def __init__(self, slots, heads=8, channels=32):
+        super().__init__()
+        self.k = nn.Parameter(torch.randn(1, heads, slots, channels))
+
+    def forward(self, q, v):
+        return slot_read(q, self.k, slot_sums(q, self.k, v).to(q.dtype))
 
 
 def cases(small):
     """name -> (module, input shapes, dim that is cut)"""
-    sizes = (64,) if small else (16384, 65536, 131072)
-    for n in sizes:
-        yield f"attention {n}", Attention, [(1, 16, n, 64)] * 3, 2
-    for s in (32,) if small else (512, 1024, 2048):
-        depth = 2 if small else 16
-        yield f"ViT {s}", lambda s=s, d=depth: ViT(s, depth=d), [(1, 3, s, s)], 2
-    s = 32 if small else 2048
-    yield f"conv {s}", ConvNet, [(1, 64, s, s)], 2
     config = TransolverConfig(features=6, outputs=4, width=256, layers=4, heads=8, slices=128)
-    for n in (256,) if small else (75_000, 300_000, 1_200_000):
-        yield f"Transolver {n}", lambda: Transolver(config), [(1, n, 6)], 1
+    yield from models.cases(small, lambda: Transolver(config))
+    for n, slots in ((256, 16),) if small else ((300_000, 128), (1_200_000, 128), (1_200_000, 512)):
+        yield f"slots {n} x {slots}", lambda s=slots: Slots(s), [(1, 8, n, 32)] * 2, 2
 
 
-def median_ms(call, device, repeats):
-    for _ in range(3):
+# -- one measurement --------------------------------------------------------------------------------------------------
+def median_ms(call, device, repeats, warm=2):
+    """Of the slowest rank."""
+    for _ in range(warm):
         call()
     times = []
     for _ in range(repeats):
@@ -58,51 +76,125 @@ def _settle(device):
         torch.cuda.synchronize()
 
 
-def measure(module, inputs, device, repeats):
-    """(forward ms, step ms, peak GiB of the step)"""
-    shards = [x for x in inputs if isinstance(x, ShardTensor)]
+def forward_and_step(module, inputs):
+    """Two functions: the module on inputs, and with its gradients, those of the inputs too."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
 
     def forward():
         with torch.no_grad():
             return module(*inputs)
 
-    leaves = [x.detach().requires_grad_() for x in inputs]
-
     def step():
         for t in [*leaves, *module.parameters()]:
             t.grad = None
-        out = module(*leaves)
-        out.float().square().mean().backward()
+        module(*leaves).float().square().mean().backward()
+        assert all(type(x.grad) is type(x) for x in leaves)
 
-    times = [median_ms(forward, device, repeats)]
+    return forward, step
+
+
+def start_of_peak(device):
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    times.append(median_ms(step, device, repeats))
-    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
-    assert not shards or all(isinstance(x.grad, ShardTensor) for x in leaves)
-    return (*times, peak)
 
 
-def compare(module, shapes, dim, meshes, args):
-    """One row of the table: plain, on shards of one rank, on shards of all."""
-    device, dtype = next(module.parameters(), torch.empty(0, device=meshes[0].device_type)).device, torch.bfloat16
-    dtype = dtype if device.type == "cuda" else torch.float32
-    whole = [torch.randn(s, device=device, dtype=dtype) for s in shapes]
-    times = []
+def peak_gib(device):
+    return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+
+
+def measure(module, inputs, device, repeats):
+    """(forward ms, step ms, peak GiB of the step)"""
+    forward, step = forward_and_step(module, inputs)
+    first = median_ms(forward, device, repeats)
+    start_of_peak(device)
+    return first, median_ms(step, device, repeats), peak_gib(device)
+
+
+# -- one row of the table ---------------------------------------------------------------------------------------------
+def compare(make, shapes, dim, meshes, args):
+    """Plain, on shards of one rank, on shards of all; and what the messages of the last do."""
+    device = DistributedManager().device
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    torch.manual_seed(0)
+    module = make().to(device, dtype)
+    gather_in_buckets(module)
+    whole, times = [torch.randn(s, device=device, dtype=dtype) for s in shapes], []
     for mesh in (None, *meshes):
         inputs = whole if mesh is None else [scatter_tensor(x, None, mesh, [Shard(dim)]) for x in whole]
         torch._dynamo.reset()
         run = torch.compile(module, fullgraph=True, dynamic=False) if args.compile else module
         times.append(measure(run, inputs, device, args.repeats))
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    with trace() as wire:
-        module(*leaves).float().square().mean().backward()
+    del whole
     plain, one, many = times
-    best = [min(a, b) for a, b in zip(plain, one)]
-    cells = "".join(f"{f'{t[0]:.2f} / {t[1]:.2f}':>18}" for t in times)
-    share = "/".join(f"{o / (meshes[1].size() * m):.2f}" for o, m in zip(best[:2], many[:2]))
-    return f"{cells}{share:>14}{plain[2]:>9.2f}{many[2]:>7.2f}  {wire.bytes():,}"
+    row = {"plain": plain[:2], "one_rank": one[:2], "all": many[:2], "gib": [plain[2], many[2]]}
+    row["efficiency"] = [min(a, b) / (meshes[1].size() * c) for a, b, c in zip(plain[:2], one[:2], many[:2])]
+    return row | messages(forward_and_step(module, inputs)[1], None if args.compile else many[1], device, args.repeats)
+
+
+def messages(step, total, device, repeats):
+    """Bytes that this rank sends in an eager step, and for its ``total`` ms the share of the messages' time hidden."""
+    tape = Tape()
+    with trace() as wire, tape.recording():
+        step()
+    found = {"bytes": wire.bytes()}
+    if total is None or not wire.count():
+        return found
+    with tape.silent():
+        found["without_messages"] = median_ms(step, device, repeats)
+    found["messages_alone"] = median_ms(tape.send_again, device, repeats)
+    return found | {"hidden": 1 - (total - found["without_messages"]) / found["messages_alone"]}
+
+
+def line(row, peer):
+    """A row as the table shows it; ``peer``: whether there is a column for the other library."""
+    names = ["plain", "one_rank", "all", *["peer"] * bool(peer)]
+    times = [" / ".join(f"{t:.2f}" for t in row.get(name, ())) for name in names]
+    hidden = f"{row['hidden']:.2f} of {row['messages_alone']:.2f}" if "hidden" in row else ""
+    share = "/".join(f"{x:.2f}" for x in row["efficiency"])
+    cells = [f"{share:>14}{row['gib'][0]:>9.2f}{row['gib'][1]:>7.2f}{hidden:>18}  {row['bytes']:,}"]
+    return "".join([*(f"{t:>18}" for t in times), *cells])
+
+
+def peer_rows(args):
+    """case -> [forward ms, step ms] of the other library, which runs in a Python and processes of its own."""
+    launch = [args.peer_python, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], str(Path(__file__).with_name("peer.py"))]
+    flags = ["--repeats", str(args.repeats), "--only", args.only, *(["--small"] if args.small else [])]
+    ours = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "PYTHONPATH")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    done = subprocess.run([*launch, *flags], env=env, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        print(f"the peer ended with {done.returncode}; what it printed before counts", flush=True)
+    rows = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    return {row["case"]: row["ms"] for row in rows}
+
+
+# -- a volume that no GPU holds ---------------------------------------------------------------------------------------
+def volume(size, mesh, small):
+    """One warm and one timed training step of a vision transformer on a volume of which every rank makes its part."""
+    device, local = DistributedManager().device, mesh.get_local_rank()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    torch.manual_seed(0)
+    sizes = dict(width=48, depth=2, heads=2) if small else dict(width=768, depth=16, heads=12)
+    with device:
+        model = models.ViT(size, patch=16, channels=1, dims=3, **sizes).to(dtype)
+    shard_spatial_params_(model, mesh, {"position": [Shard(1)]})
+    gather_in_buckets(model)
+    planes = size // mesh.size()
+    torch.manual_seed(1 + local)
+    part = torch.randn(1, 1, planes, size, size, device=device, dtype=dtype)
+    x = ShardTensor.from_local(part, mesh, [Shard(2)], "chunk", global_shape=(1, 1, size, size, size))
+
+    def step():
+        for p in model.parameters():
+            p.grad = None
+        model(x).float().square().mean().backward()
+
+    start_of_peak(device)
+    ms = median_ms(step, device, 1, warm=1)
+    assert all(p.grad is not None for p in model.parameters())
+    return {"all": [None, ms], "gib": [None, peak_gib(device)], "points": x.numel()}
 
 
 def main():
@@ -110,25 +202,37 @@ def main():
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--only", default="", help="part of the case's name")
     parser.add_argument("--compile", action="store_true", help="compile the module, on one device too")
+    parser.add_argument("--strategy", default="auto", choices=["auto", "gather", "ring", "heads"], help="of attention")
+    parser.add_argument("--volume", type=int, metavar="SIDE", help="only a volume of so many points a side")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--peer-python", metavar="PATH", help="a Python that has nvidia-physicsnemo")
+    parser.add_argument("--out", type=Path, help="write the table here as JSON too")
     args = parser.parse_args()
+    peer = peer_rows(args) if args.peer_python and os.environ.get("RANK", "0") == "0" else {}
     DistributedManager.initialize()
     manager = DistributedManager()
     device, ranks = manager.device, manager.world_size
     meshes = [manager.initialize_mesh(shape, ("ddp", "domain"))["domain"] for shape in ((ranks, 1), (1, ranks))]
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.backends.cudnn.benchmark = True
-    if manager.rank == 0:
-        how = "compiled" if args.compile else "eager"
-        print(f"{ranks} x {device.type}, {dtype}, {how}, torch {torch.__version__}; ms forward / step")
-        print(f"{'':<20}{'plain':>18}{'one rank':>18}{'all':>18}{'efficiency':>14}{'GiB one':>9}{'all':>7}  bytes sent")
-    for name, make, shapes, dim in cases(args.small):
+    set_attention_strategy(args.strategy)
+    how = f"{'compiled' if args.compile else 'eager'}, attention {args.strategy}"
+    machine = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    say = print if manager.rank == 0 else lambda *a, **k: None
+    say(f"{ranks} x {machine}, {how}, torch {torch.__version__}; ms forward / step", flush=True)
+    rows = {}
+    if args.volume:
+        row = rows[f"volume {args.volume}"] = volume(args.volume, meshes[1], args.small)
+        say(f"{row['points']:,} points: {row['all'][1]:.1f} ms a step, {row['gib'][1]:.2f} GiB a rank at its peak")
+    else:
+        heads = f"{'plain':>18}{'one rank':>18}{'all':>18}" + f"{'peer':>18}" * bool(peer)
+        say(f"{'':<22}{heads}{'efficiency':>14}{'GiB one':>9}{'all':>7}{'hidden of ms':>18}  bytes sent")
+    for name, make, shapes, dim in cases(args.small) if not args.volume else ():
         if args.only in name:
-            torch.manual_seed(0)
-            module = make().to(device, dtype)
-            row = compare(module, shapes, dim, meshes, args)
-            if manager.rank == 0:
-                print(f"{name:<20}{row}", flush=True)
+            rows[name] = compare(make, shapes, dim, meshes, args) | ({"peer": peer[name]} if name in peer else {})
+            say(f"{name:<22}{line(rows[name], peer)}", flush=True)
+    if args.out and manager.rank == 0:
+        facts = {"machine": machine, "ranks": ranks, "how": how, "torch": torch.__version__}
+        args.out.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
     manager.cleanup()
 
 
