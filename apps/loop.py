@@ -23,6 +23,7 @@ from apps.record import Record, peak_memory
 from apps.restart import launch, put_aside, restarted
 from apps.training import Swapped, gradients_sent, recompute
 from core import DistributedManager, InputError, checkpoint
+from core.capture import capture
 from core.parallelize import parallelize, unwrapped
 from data.sampler import DomainSampler
 
@@ -48,6 +49,7 @@ class LoopConfig:
     fsdp: bool = option(False, "shard the weights over the data groups with FSDP2 instead of DDP")
     recompute: bool = option(False, "compute each block once more in the backward pass, in place of keeping it")
     compile: str | None = option(None, "backend of torch.compile for the model; left out: eager", choices=BACKENDS)
+    capture: bool = option(False, "record the model's passes on a GPU and replay them, which costs no Python")
     patience: int = option(0, "validations without a lower loss after which training ends; 0: never")
     seed: int = option(0, "of weights, sample order and noise")
     log_every: int = option(10, "steps between log lines")
@@ -138,8 +140,12 @@ class _Run:
         groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
         if config.compile and (config.recompute or config.fsdp or groups > 1):
             raise InputError("--compile is for one data group, without --recompute and --fsdp", remedy="Leave it out")
+        if config.capture and (config.compile or config.recompute or config.fsdp):
+            raise InputError("--capture goes without --compile, --recompute and --fsdp", remedy="Leave it out")
         if config.recompute:
             recompute(blocks)
+        if config.capture:
+            capture(model)
         self.model = self.run = parallelize(model, mesh, fsdp=config.fsdp, blocks=blocks)
         if config.compile:
             self.run = torch.compile(self.model, backend=config.compile, fullgraph=True, dynamic=False)

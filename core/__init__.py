@@ -1,6 +1,7 @@
 """Domain parallelism: tensors cut over many devices that compute as if they were whole."""
 
 from core import ops, stored  # noqa: F401  (the rules; what checkpoints ask a tensor)
+from core.capture import capture
 from core.dispatch import Plan, op
 from core.errors import InputError, MissingShardPatch, ShardingError, UndeterminedShardingError
 from core.fallback import set_fallback
@@ -23,6 +24,7 @@ __all__ = [
     "ShardingError",
     "TensorPromotionMode",
     "UndeterminedShardingError",
+    "capture",
     "knn",
     "make_mesh",
     "make_spec",

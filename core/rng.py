@@ -47,6 +47,12 @@ def key(*numbers):
 
 def draw_key(generator=None):
     """A key from a generator, torch's default one of the CPU if None. A tensor: drawing needs no synchronisation."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise ShardingError(
+            "random numbers would be the same at every replay",
+            op="capture",
+            remedy="Draw them outside and give them to the captured module, or do not capture it.",
+        )
     device = "cpu" if generator is None else generator.device
     return torch.randint(-(1 << 63), (1 << 63) - 1, (), dtype=torch.int64, device=device, generator=generator)
 
