@@ -117,11 +117,19 @@ def _flops(func, args, kwargs, out):
     packet = func.overloadpacket
     if packet.__name__ in _WINDOWED:
         return _of_windows(packet.__name__, args)
+    if packet.__name__ in _SLOTS:
+        return _of_slots(packet.__name__, *args)
     count = flop_registry.get(_ALIKE.get(packet, packet))
     return int(count(*args, **kwargs, out_val=out)) if count else 0
 
 
 _WINDOWED = {"neighborhood_forward": 4, "neighborhood_backward": 10}  # per pair of points and channel
+
+_SLOTS = {  # products of points and slots over the channels, and over the values
+    "slot_attention_read": (1, 1),
+    "slot_attention_sums": (1, 1),
+    "slot_attention_backward": (3, 2),
+}
 
 
 def _of_windows(name, args):
@@ -131,3 +139,8 @@ def _of_windows(name, args):
     for size in axes[::8]:
         pairs *= size
     return _WINDOWED[name] * pairs
+
+
+def _of_slots(name, q, k, values, *_):
+    channels, times = q.shape[-1], _SLOTS[name]
+    return 2 * (q.numel() // channels) * k.shape[2] * (times[0] * channels + times[1] * values.shape[-1])

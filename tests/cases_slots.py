@@ -6,12 +6,12 @@ import torch
 from cases import case, refuse
 
 from core import ShardTensor
-from core.ops import slots
+from core.ops import slot_tiles, slots
 
 
 def in_tiles(function, *operands):
     """In tiles of three points, and a rest."""
-    with patch.object(slots, "_TILE", 3):
+    with patch.object(slot_tiles, "_TILE", 3):
         return function(*operands)
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from core.ops.slots import slot_read, slot_sums
+from core.ops.slots import slot_read, slot_sums, with_one
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class SliceAttention(nn.Module):
         if width % heads:
             raise ValueError(f"width {width} is no multiple of {heads} heads")
         self.config = config or ModelConfig()
-        self.heads, head = heads, width // heads
+        self.heads, self.channels = heads, width // heads
+        head = self.channels
         self.place = nn.Linear(width, width)
         self.slice = nn.Linear(head, slices)
         self.log_temperature = nn.Parameter(torch.full((heads, 1), math.log(self.config.temperature)))
@@ -95,18 +96,19 @@ class SliceAttention(nn.Module):
         placed = self._with_one(self.place, x)
         temperature = self.log_temperature.exp()
         if self.config.plus:
-            temperature = temperature + self.adapt(placed[..., :-1])
+            temperature = temperature + self.adapt(placed[..., : self.channels])
         temperature = temperature.clamp(self.config.low, self.config.high)
         if self.config.plus and self.training:
-            logits = self.slice(placed[..., :-1])
+            logits = self.slice(placed[..., : self.channels])
             uniform = torch.rand_like(logits, dtype=torch.float32).clamp(1e-6, 1 - 1e-6)
             logits = logits - torch.log(-torch.log(uniform)).to(logits.dtype)
             return NoisyPlaces(torch.softmax(logits / temperature, dim=-1))
         slots = torch.cat([self.slice.weight, self.slice.bias[:, None]], -1)
+        slots = F.pad(slots, (0, placed.shape[-1] - slots.shape[-1]))
         return Places((placed / temperature).transpose(1, 2), slots[None, None])
 
     def sums(self, x, places, measure=None):
-        """Weighted sum of the points of each slice and, last, its weight, (B, H, G, D + 1); of parts, they add.
+        """Weighted sum of the points of each slice and, after it, its weight, (B, H, G, D + 1); of parts, they add.
 
         measure (B, N, 1): what each point stands for, the same for all where None. A value more a head is always one,
         so that the sum and its norm are one contraction; it adds up in fp32 at least, because a slice may hold
@@ -117,7 +119,8 @@ class SliceAttention(nn.Module):
 
     def mixed(self, sums, dtype):
         """Tokens, the weighted means of the points, after they attended to each other, (B, H, G, D)."""
-        tokens = (sums[..., :-1] / (sums[..., -1:] + self.EPSILON)).to(dtype)
+        total, weight = sums[..., : self.channels], sums[..., self.channels, None]
+        tokens = (total / (weight + self.EPSILON)).to(dtype)
         return F.scaled_dot_product_attention(self.query(tokens), self.key(tokens), self.token(tokens))
 
     def back(self, places, mixed):
@@ -125,15 +128,17 @@ class SliceAttention(nn.Module):
         return self.out(places.read(mixed).flatten(2))
 
     def _with_one(self, linear, x):
-        """A projection with a channel of one after those of every head, (B, N, H, D + 1)."""
-        weight = F.pad(linear.weight.unflatten(0, (self.heads, -1)), (0, 0, 0, 1))
+        """A projection with a channel of one after those of every head, (B, N, H, D + 1); on a GPU zeros follow it."""
+        more = with_one(self.channels, x.device) - self.channels
+        weight = F.pad(linear.weight.unflatten(0, (self.heads, -1)), (0, 0, 0, more))
         bias = F.pad(linear.bias.unflatten(0, (self.heads, -1)), (0, 1), value=1.0)
+        bias = F.pad(bias, (0, more - 1))
         return F.linear(x, weight.flatten(0, 1), bias.flatten()).unflatten(-1, (self.heads, -1))
 
 
 class Places(NamedTuple):
     """Points among slices by softmax(q k^T) over the slices, which is never written out. q: (B, H, N, D + 1), scaled;
-    k: (1, 1, G, D + 1)."""
+    k: (1, 1, G, D + 1); both with zeros after these channels on a GPU."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -144,7 +149,9 @@ class Places(NamedTuple):
 
     def read(self, tokens):
         """(B, H, G, D) to (B, N, H, D)"""
-        return slot_read(self.q, self.k, F.pad(tokens, (0, 1)))[..., :-1].transpose(1, 2)
+        channels = tokens.shape[-1]
+        tokens = F.pad(tokens, (0, self.q.shape[-1] - channels))
+        return slot_read(self.q, self.k, tokens)[..., :channels].transpose(1, 2)
 
 
 class NoisyPlaces(NamedTuple):

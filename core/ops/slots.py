@@ -2,26 +2,23 @@
 
 Every point belongs softly to all slots, w = softmax over the slots of q k^T. ``slot_read`` is what points take from
 slots, attention as usual with the points as queries. ``slot_sums`` is what slots get from points, the weights
-transposed: just what attention's backward computes as the gradient of its values. So torch's attention kernels compute
-both, and both derivatives, and no weight is ever stored. Points go in tiles that take the place of heads: few slots
-alone would leave most of a GPU idle, and sums of tiles add up in fp32.
+transposed. Kernels of our own compute both on a GPU, and their derivatives (:mod:`core.kernels.slots`), those of
+torch's attention everywhere else (:mod:`core.ops.slot_tiles`); no weight is ever stored.
 
 Where points are cut the sums are pending, one small all-reduce; reading sends nothing. Source: the slices of Wu et al.,
 Transolver, arXiv 2402.02366.
 """
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.ops import kernel
+from core.kernels.slot_operators import SlotRead, SlotSums, has_slot_kernel
+from core.ops import slot_tiles
 from core.ops.block import result_dtype
 from core.ops.graph import operator
 from core.ops.matmul import contract
-
-_TILE = 1 << 14  # points
 
 
 def slot_sums(q, k, v):
@@ -30,7 +27,7 @@ def slot_sums(q, k, v):
     Args:
         q: (batch, heads, points, channels), scaled as it should be.
         k: (batch or 1, heads or 1, slots, channels).
-        v: (batch, heads, points, values); fastest with as many values as channels.
+        v: (batch or 1, heads or 1, points, values).
 
     Returns:
         (batch, heads, slots, values) in fp32 or wider. Differentiable once.
@@ -41,7 +38,10 @@ def slot_sums(q, k, v):
     if has_torch_function((q, k, v)):
         return handle_torch_function(slot_sums, (q, k, v), q, k, v)
     _check(q, k, v, q)
-    return _Sums.apply(*_of_one_type(q, k, v))
+    q, k, v = _of_one_type(q, k, v)
+    if has_slot_kernel(q, k, v):
+        return SlotSums.apply(q, k, _for_all(v, q))
+    return slot_tiles.Sums.apply(q, _for_all(k, q), _for_all(v, q))
 
 
 def slot_read(q, k, values):
@@ -50,7 +50,7 @@ def slot_read(q, k, values):
     Args:
         q: (batch, heads, points, channels), scaled as it should be.
         k: (batch or 1, heads or 1, slots, channels).
-        values: (batch, heads, slots, values).
+        values: (batch or 1, heads or 1, slots, values).
 
     Returns:
         (batch, heads, points, values). Differentiable once.
@@ -61,7 +61,16 @@ def slot_read(q, k, values):
     if has_torch_function((q, k, values)):
         return handle_torch_function(slot_read, (q, k, values), q, k, values)
     _check(q, k, values, k)
-    return _Read.apply(*_of_one_type(q, k, values))
+    q, k, values = _of_one_type(q, k, values)
+    if has_slot_kernel(q, k, values):
+        return SlotRead.apply(q, k, values)
+    return slot_tiles.Read.apply(q, _for_all(k, q), _for_all(values, q))
+
+
+def with_one(channels, device):
+    """How many channels make room for a one after so many others: on a GPU, whose kernels read rows fastest that begin
+    at multiples of 16 bytes, the next multiple of eight."""
+    return channels // 8 * 8 + 8 if device.type == "cuda" else channels + 1
 
 
 _sums_operator = operator("slot_sums(Tensor q, Tensor k, Tensor v) -> Tensor", slot_sums)
@@ -98,131 +107,12 @@ def _must_be_floating(*tensors):
 
 
 def _of_one_type(q, k, values):
-    """In the type that torch's attention computes in, with all batches and heads."""
+    """In the type that torch's attention computes in."""
     wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), values.dtype)
     dtype = result_dtype(q.new_empty(0, dtype=wide))
-    return [t.to(dtype).expand(*q.shape[:2], -1, -1) for t in (q, k, values)]
+    return [t.to(dtype) for t in (q, k, values)]
 
 
-# -- points in tiles --------------------------------------------------------------------------------------------------
-def _pieces(points, tile):
-    """(first point, number of tiles, points of a tile): as many whole tiles as there are, and the rest."""
-    whole = points // tile
-    pieces = [(0, whole, tile), (whole * tile, 1, points - whole * tile)]
-    return [p for p in pieces if p[1] * p[2]]
-
-
-def _tiled(x, first, tiles, size):
-    """(B, H, N, C) to (B, H tiles, size, C)"""
-    return x.narrow(2, first, tiles * size).unflatten(2, (tiles, size)).flatten(1, 2)
-
-
-def _each(slots, tiles):
-    """(B, H, G, C) to (B, H tiles, G, C)"""
-    return slots[:, :, None].expand(-1, -1, tiles, -1, -1).flatten(1, 2)
-
-
-def _together(found, tiles):
-    """Transpose of :func:`_each`, in fp32 or wider."""
-    return found.unflatten(1, (-1, tiles)).sum(2, dtype=torch.promote_types(found.dtype, torch.float32))
-
-
-def _untiled(x, tiles):
-    return x.unflatten(1, (-1, tiles)).flatten(2, 3)
-
-
-class _Sums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v):
-        ctx.save_for_backward(q, k, v)
-        ctx.tile = _TILE
-        total = v.new_zeros(*k.shape[:-1], v.shape[-1], dtype=torch.promote_types(v.dtype, torch.float32))
-        for piece in _pieces(q.shape[2], ctx.tile):
-            total += _together(_sums(_tiled(q, *piece), _each(k, piece[1]), _tiled(v, *piece)), piece[1])
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        """Read the gradient as values are read: that is the gradient of ``v``, and the rest is that reading's own."""
-        q, k, v = ctx.saved_tensors
-        grad, grad_k, grads = grad.to(v.dtype), k.new_zeros(k.shape, dtype=grad.dtype), []
-        for piece in _pieces(q.shape[2], ctx.tile):
-            tile, slots, values = _tiled(q, *piece), _each(k, piece[1]), _each(grad, piece[1])
-            out, total = _read(tile, slots, values)
-            found = _read_backward(_tiled(v, *piece), tile, slots, values, out, total)
-            grad_k += _together(found[1], piece[1])
-            grads.append([_untiled(g, piece[1]) for g in (found[0], out)])
-        grad_q, grad_v = _joined(grads, q, v)
-        return grad_q, grad_k.to(k.dtype), grad_v
-
-
-class _Read(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, values):
-        found, ctx.tile = [], _TILE
-        for piece in _pieces(q.shape[2], ctx.tile):
-            out, total = _read(_tiled(q, *piece), _each(k, piece[1]), _each(values, piece[1]))
-            found.append([_untiled(out, piece[1]), _untiled(total, piece[1])])
-        out, total = _joined(found, q.new_empty(*q.shape[:-1], values.shape[-1]), q[..., :1])
-        ctx.save_for_backward(q, k, values, out, total)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        q, k, values, out, total = ctx.saved_tensors
-        wide = torch.promote_types(k.dtype, torch.float32)
-        grad_k, grad_values, grads = torch.zeros_like(k, dtype=wide), torch.zeros_like(values, dtype=wide), []
-        for piece in _pieces(q.shape[2], ctx.tile):
-            tile = [_tiled(t, *piece) for t in (grad, q, out, total)]
-            found = _read_backward(tile[0], tile[1], _each(k, piece[1]), _each(values, piece[1]), *tile[2:])
-            grads.append([_untiled(found[0], piece[1])])
-            grad_k += _together(found[1], piece[1])
-            grad_values += _together(found[2], piece[1])
-        return _joined(grads, q)[0], grad_k.to(k.dtype), grad_values.to(values.dtype)
-
-
-def _joined(pieces, *empty):
-    """The pieces of each result one after the other; ``empty`` tells the shapes where there are no points."""
-    if not pieces:
-        return [torch.empty_like(t) for t in empty]
-    return [parts[0] if len(parts) == 1 else torch.cat(parts, 2) for parts in zip(*pieces)]
-
-
-# -- one tile ---------------------------------------------------------------------------------------------------------
-def _read(q, k, values):
-    """What the points take, and the logarithms of their normalisers (.., points, 1)."""
-    chosen = kernel.choose(q, k, values, False)
-    if chosen:
-        return kernel.forward(chosen, q, k, values, False, 1.0)
-    scores = _scores(q, k)
-    total = scores.logsumexp(-1, keepdim=True)
-    return ((scores - total).exp() @ values.to(scores.dtype)).to(values.dtype), total
-
-
-def _read_backward(grad, q, k, values, out, total):
-    """Gradients of ``q``, ``k`` and ``values``."""
-    chosen = kernel.choose(q, k, values, False)
-    if chosen:
-        return kernel.backward(chosen, grad, q, k, values, out, total, False, 1.0)
-    weights = (_scores(q, k) - total).exp()
-    grad, values = grad.to(weights.dtype), values.to(weights.dtype)
-    grad_scores = weights * (grad @ values.mT - (grad * out).sum(-1, keepdim=True))
-    return grad_scores @ k.to(weights.dtype), grad_scores.mT @ q.to(weights.dtype), weights.mT @ grad
-
-
-def _sums(q, k, v):
-    """The gradient of values under the gradient ``v``; it does not hang on the values, which may be zero."""
-    chosen = kernel.choose(q, k, v, False)
-    if chosen:
-        nothing = v.new_zeros(*k.shape[:-1], v.shape[-1])
-        out, total = kernel.forward(chosen, q, k, nothing, False, 1.0)
-        return kernel.backward(chosen, v, q, k, nothing, out, total, False, 1.0)[2]
-    weights = _scores(q, k).softmax(-1)
-    return weights.mT @ v.to(weights.dtype)
-
-
-def _scores(q, k):
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return q.to(wide) @ k.to(wide).mT
+def _for_all(t, q):
+    """With all batches and heads."""
+    return t.expand(*q.shape[:2], -1, -1)
