@@ -21,7 +21,7 @@ WORLD = 4
 def copies():
     """Context whose processes are copies of one that has loaded the libraries, which takes seconds, once."""
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["core", "torch._dynamo"])
+    context.set_forkserver_preload(["core", "torch._dynamo", "pytest"])
     return context
 
 

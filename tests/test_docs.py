@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from launch import succeed
 
-from core.testing import run_on_ranks
+from core import DistributedManager
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -47,7 +48,8 @@ def code_after(page):
     return [b for b in re.findall(r"```python\n(.*?)```", page.read_text(), re.S) if b.startswith("# after\n")]
 
 
-def run_blocks(folder):
+def run_blocks(rank, folder):
+    DistributedManager.initialize()
     for path in sorted(Path(folder).glob("*.py")):
         runpy.run_path(str(path))
 
@@ -57,7 +59,7 @@ def test_migrated_scripts_run(tmp_path):
     assert len(blocks) == 3
     for i, block in enumerate(blocks):
         (tmp_path / f"{i}.py").write_text(block.replace("DistributedManager.cleanup()\n", ""))  # one start for all
-    run_on_ranks(2, run_blocks, str(tmp_path))
+    succeed(2, run_blocks, str(tmp_path))
 
 
 def test_messages_are_said_by_the_code():

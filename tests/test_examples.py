@@ -7,15 +7,16 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch.distributed as dist
+from launch import succeed
 
 from core import DistributedManager
-from core.testing import run_on_ranks
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run_all(folder):
+def run_all(rank, folder):
     """Every example's ``main``, in one process group; what it returns is kept for each number of ranks."""
+    DistributedManager.initialize()
     ranks, found = dist.get_world_size(), {}
     with patch.object(DistributedManager, "cleanup"):
         for name in ("segment", "operation", "volume"):
@@ -24,7 +25,7 @@ def run_all(folder):
     for report in (found["operation"], found["volume"]):
         assert not report.wrong and max(report.differences.values()) < 1e-10
         assert bool(report.forward.count()) == bool(report.backward.count()) == (ranks > 1)
-    if dist.get_rank() == 0:
+    if rank == 0:
         np.savez(Path(folder) / f"{ranks}.npz", losses=found["segment"], peak=peak, result=result[:])
 
 
@@ -32,7 +33,7 @@ def run_all(folder):
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("examples")
     for ranks in (1, 2):
-        run_on_ranks(ranks, run_all, str(folder))
+        succeed(ranks, run_all, str(folder))
     return [np.load(folder / f"{ranks}.npz") for ranks in (1, 2)]
 
 
