@@ -1,18 +1,46 @@
-"""What many tests share for the whole session: the pool of worker processes and the archive of the real bodies."""
+"""What many tests share for the whole session: where random numbers start, the pool of worker processes, and the
+archive of the real bodies."""
 
+import os
+import random
 import sys
 from pathlib import Path
 
-import pytest
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: the processes of a test share the cores
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pool import Pool  # noqa: E402
 
 
+def pytest_addoption(parser):
+    parser.addoption("--seed", type=int, default=0, help="where the random numbers of every test start")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Before the fixtures of a test: what they draw does not depend on the tests that ran before."""
+    seed = item.config.getoption("seed")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.failed:
+        report.sections.append(("seed", f"pytest '{item.nodeid}' --seed {item.config.getoption('seed')}"))
+    return report
+
+
 @pytest.fixture(scope="session")
-def pool():
-    pool = Pool()
+def pool(request):
+    pool = Pool(seed=request.config.getoption("seed"))
     yield pool
     pool.close()
 

@@ -1,8 +1,9 @@
 """Four worker processes, started once a session, on which every distributed case runs.
 
 Each worker holds the meshes that the cases need. A case is an importable function ``case(meshes, *args)`` that every
-worker calls; it asserts in place. A case in which a worker dies or does not answer poisons the pool: the workers are
-killed and the next case starts new ones, so that a hang is a failure of one case and not of the session.
+worker calls; it asserts in place, and its random numbers start at the seed of the pool. A case in which a worker dies
+or does not answer poisons the pool: the workers are killed and the next case starts new ones, so that a hang is a
+failure of one case and not of the session.
 """
 
 import faulthandler
@@ -33,7 +34,7 @@ class WorkerDied(CaseFailed):
     """Of a signal, such as the one by which a damaged heap ends a process."""
 
 
-def _serve(rank, world, device, store, pipe):
+def _serve(rank, world, device, seed, store, pipe):
     import torch
     import torch.distributed as dist
 
@@ -58,7 +59,7 @@ def _serve(rank, world, device, store, pipe):
         function, args = task
         registered = [(table, dict(table)) for table in (RULES, HANDLERS)]
         try:
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             pipe.send((True, function(meshes, *args)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
@@ -95,8 +96,8 @@ def make_gpu_meshes():
 
 
 class Pool:
-    def __init__(self, world=WORLD, device="cpu"):
-        self._world, self._device, self._workers = world, device, []
+    def __init__(self, world=WORLD, device="cpu", seed=0):
+        self._world, self._device, self._seed, self._workers = world, device, seed, []
 
     def _start(self):
         self._folder = tempfile.TemporaryDirectory()
@@ -104,9 +105,8 @@ class Pool:
         context = copies() if self._device == "cpu" else mp.get_context("spawn")
         for rank in range(self._world):
             here, there = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(rank, self._world, self._device, f"{self._folder.name}/store", there), daemon=True
-            )
+            args = rank, self._world, self._device, self._seed, f"{self._folder.name}/store", there
+            process = context.Process(target=_serve, args=args, daemon=True)
             process.start()
             there.close()
             self._workers.append((process, here))
