@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from core import ShardingError, ShardTensor, scatter_tensor
@@ -90,6 +91,11 @@ def load():
     return TABLE
 
 
+def share(mesh):
+    """Which of the meshes of this name a rank is in, and how many they are: where each runs a part of the cases."""
+    return int(mesh.mesh.flatten()[0]) // mesh.size(), dist.get_world_size() // mesh.size()
+
+
 def extents(n, ranks, split):
     """Shard sizes of ``n`` rows: torch.chunk's, lopsided, one row on the first rank, none on the first or last."""
     if ranks == 1:
@@ -159,7 +165,7 @@ def run_splits(meshes, name, mesh_name, every=False):
         splits = splits[turn // 2 % 2 :: 2]
     start = torch.initial_seed()
     for split in splits:
-        _seed(start, "cpu")
+        seed_torch(start)
         run_case(meshes, name, mesh_name, split)
 
 
@@ -190,7 +196,7 @@ def _cuts_of(row, mesh_name, split):
     return cuts[turn % len(cuts) :][:1]
 
 
-def _seed(seed, device):
+def seed_torch(seed, device="cpu"):
     """torch.manual_seed also formats the stack for devices that are not there yet, which takes longer than a row."""
     torch.default_generator.manual_seed(seed)
     if device == "cuda":
@@ -209,7 +215,7 @@ class Expected(NamedTuple):
 def _expected(name, seed, device):
     row = TABLE[name]
     plain = operands(row, seed, device)
-    _seed(seed, device)
+    seed_torch(seed, device)
     outs = tensors_of(row.fn(*plain))
     g = torch.Generator().manual_seed(seed + 1)
     wanted = [isinstance(t, torch.Tensor) and t.requires_grad for t in outs]
@@ -235,7 +241,7 @@ def _compare(row, mesh, dims, split, seed):
         torch.testing.assert_close(*_here(got, wanted), atol=row.atol, rtol=1e-9, msg=lambda m: f"{where}: {what}{m}")
 
     parts = [cut(x, mesh, d, split) for x, d in zip(operands(row, seed, device), dims)]
-    _seed(seed, device)
+    seed_torch(seed, device)
     got = tensors_of(row.fn(*parts))
     assert len(got) == len(expected.outs), where
     for a, b, w in zip(expected.outs, got, expected.cotangents):

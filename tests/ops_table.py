@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from cases import REFUSED, TABLE, load, operands, run_refused, tensors_of
+from cases import REFUSED, TABLE, load, operands, run_refused, seed_torch, tensors_of
 from cases import cut as cut_operand
 from torch.overrides import TorchFunctionMode
 
@@ -86,7 +86,7 @@ def _key(k):
 
 
 def _messages(row, mesh, dims):
-    torch.manual_seed(0)
+    seed_torch(0)
     cut = [cut_operand(x, mesh, d, "chunk") for x, d in zip(operands(row, 0, "cpu"), dims)]
     with trace() as forward:
         outs = [o for o in tensors_of(row.fn(*cut)) if isinstance(o, torch.Tensor) and o.requires_grad]

@@ -9,6 +9,7 @@ import operator
 
 import pytest
 import torch
+from cases import share
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from core import ShardTensor, scatter_tensor
@@ -189,16 +190,16 @@ def same(got, expected, words=""):
 
 
 def meetings(meshes, mesh_name, arity, at_once, step):
-    """Every ``step``-th combination of kinds with all shapes, ``at_once`` operations each. Operations and the operands
-    that want gradients go round, so that each comes with each pair of kinds."""
+    """Every ``step``-th combination of kinds with all shapes, ``at_once`` operations each, shared by the pairs of
+    ranks. Operations and the operands that want gradients go round, so that each comes with each pair of kinds."""
     mesh, failed, count = meshes[mesh_name], [], 0
-    table = {2: BINARY, 3: TERNARY}[arity]
-    g = torch.Generator().manual_seed(int(mesh.mesh.flatten()[0]))  # groups of one mesh hold different data
+    table, (group, groups) = {2: BINARY, 3: TERNARY}[arity], share(mesh)
+    g = torch.Generator().manual_seed(group)
     names = itertools.cycle(table)
     rounds = itertools.cycle([w for w in itertools.product([True, False], repeat=arity) if any(w)])
     combinations = itertools.product(kinds(mesh)[: None if arity == 2 else -2], repeat=arity)
-    for chosen in itertools.islice(combinations, 0, None, step):
-        for shapes in SHAPES[arity]:
+    for i, chosen in enumerate(itertools.islice(combinations, 0, None, step)):
+        for shapes in SHAPES[arity][(group + i) % groups :: groups]:
             values = [torch.randint(2, 8, s, generator=g).double() / 4 for s in shapes]
             operands = [made(k, v, mesh) for k, v in zip(chosen, values)]
             if not any(isinstance(t, ShardTensor) for t in operands) or any(t is None for t in operands):
@@ -212,14 +213,14 @@ def meetings(meshes, mesh_name, arity, at_once, step):
                         what = f"{name} of {chosen} {shapes}, gradients {wants}"
                         failed.append(f"{what}: {type(error).__name__}: {error}")
     assert not failed, f"{len(failed)} of {count} combinations, such as\n" + "\n".join(failed[:12])
-    return count
+    return count / mesh.size()
 
 
 @pytest.mark.parametrize("mesh", ["2", "2x2"])
 def test_two_operands(pool, mesh):
-    assert pool.run(meetings, mesh, 2, 2 if mesh == "2" else 1, 1, timeout=300)[0] > 500
+    assert sum(pool.run(meetings, mesh, 2, 2 if mesh == "2" else 1, 1, timeout=300)) > 500
 
 
 @pytest.mark.parametrize("mesh", ["2", pytest.param("2x2", marks=pytest.mark.nightly)])
 def test_three_operands(pool, mesh):
-    assert pool.run(meetings, mesh, 3, 1, 2 if mesh == "2" else 4, timeout=300)[0] > 300
+    assert sum(pool.run(meetings, mesh, 3, 1, 2 if mesh == "2" else 4, timeout=300)) > 300

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import share
 from test_pointwise import copied, flat, overloads, samples
 from torch.distributed.tensor import Partial, Shard
 
@@ -22,10 +23,10 @@ def cut_twice(value, mesh):
 
 def every_overload(meshes, kind):
     make, mesh = {"pending": (pending, meshes["2"]), "cut twice": (cut_twice, meshes["2x2"])}[kind]
-    failed = []
+    failed, (group, groups) = [], share(mesh)
     set_fallback("error")
     try:
-        for func in overloads():
+        for func in overloads()[group::groups]:
             for args, kwargs in samples(func):
                 parts = [make(a, mesh) if isinstance(a, torch.Tensor) and a.ndim else a for a in args]
                 named = {k: make(v, mesh) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}

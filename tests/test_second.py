@@ -1,12 +1,12 @@
 """Second derivatives of pointwise operations, products, reductions and views: a penalty on every gradient.
 
-The rows of these families run again; the sum of the squares of all gradients is differentiated, and the result compared
-with that of one process.
+The rows of these families run again, shared by the pairs of ranks; the sum of the squares of all gradients is
+differentiated, and the result compared with that of one process.
 """
 
 import pytest
 import torch
-from cases import cut, load, operands, tensors_of
+from cases import cut, load, operands, share, tensors_of
 
 from core import ShardTensor
 
@@ -29,9 +29,8 @@ def penalty(row, args):
 
 def twice(meshes, mesh_name, family):
     mesh, wrong, done = meshes[mesh_name], [], 0
-    for row in load().values():
-        if row.family != family:
-            continue
+    group, groups = share(mesh)
+    for row in [r for r in load().values() if r.family == family][group::groups]:
         for dims in row.cuts2 if mesh.ndim == 2 else row.cuts:
             plain = operands(row, 5, "cpu")
             parts = [cut(x, mesh, d, "uneven") for x, d in zip(plain, dims)]
