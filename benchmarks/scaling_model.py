@@ -1,40 +1,33 @@
 """Step time and efficiency on 4 to 512 GPUs, projected from what was measured on one and two.
 
-    python -m benchmarks.scaling_model          # a minute on one core, no GPU
+    python -m benchmarks.scaling_model                      # a minute on one core, no GPU
+    python -m benchmarks.scaling_model --measured FILE      # of "python -m benchmarks.scaling --out FILE"
 
 The model is that of ``core.devices``: arithmetic, memory traffic, messages and Python of a step, of which
 ``core.plan`` counts how many there are, and a few constants. They are fitted here to the measured steps, in the
-logarithm; the table shows how well. A node holds 8 GPUs; what goes beyond takes the network.
+logarithm, and printed as ``core/devices.py`` has them; the table shows how well they fit, and what core.plan said of
+memory. A node holds 8 GPUs; what goes beyond takes the network.
 """
 
 import argparse
+import json
 from dataclasses import asdict, replace
-from itertools import product, zip_longest
+from itertools import product
 from math import log
+from pathlib import Path
+from typing import NamedTuple
 
 from torch.distributed.tensor import Shard
 
 from benchmarks.scaling import cases
 from core.devices import FITTED, device_named
+from core.errors import InputError
 from core.plan import share
 
-# ms of a training step, GiB of its peak, on one GPU (plain torch) and on two: two H200s with NVLink, bf16, eager, torch
-# 2.11. Rows of two numbers are README.md's, the others plain torch on the same machine, another day. The memory of two
-# GPUs is None where the operations of core have changed since.
-MEASURED = {
-    "attention 16384": ((9.2,), ()),
-    "attention 65536": ((136.5,), ()),
-    "attention 131072": ((552, 282), (3.5, None)),
-    "ViT 512": ((19, 103), (1.89, 1.45)),
-    "ViT 1024": ((141, 107), (6.6, 4.7)),
-    "ViT 2048": ((1786, 945), (25, 17)),
-    "conv 2048": ((301, 105), (17.6, 11.1)),
-    "Transolver 75000": ((32.3,), (4.53, 2.60)),
-    "Transolver 300000": ((113.8,), ()),
-    "Transolver 1200000": ((500, 248), (71, None)),
-}
+MEASURED = Path(__file__).with_name("measured.json")
 PROJECTED = ("attention 131072", "ViT 2048", "Transolver 1200000")
 MESHES = ((1, 4), (1, 8), (8, 8), (1, 64), (64, 8), (8, 64))
+GOAL = 0.15  # of what core.plan predicts
 FIT = ("products", "wide", "attention", "bandwidth", "group", "operation", "wrapped")
 STEPS = (0.5, 0.8, 0.93, 1.07, 1.25, 2.0)
 
@@ -64,31 +57,65 @@ def fit(measured, device, start=FITTED, rounds=12):
     return start
 
 
-def fitted_rows(planned):
-    """(name, GPUs, share, measured seconds or None, measured GiB or None) of every measured step."""
-    for name, measured in MEASURED.items():
-        for i, (ms, gib) in enumerate(zip_longest(*measured)):
-            yield name, i + 1, planned[name, i + 1], ms and ms / 1e3, gib
+class Step(NamedTuple):
+    """A measured training step: of which case, on how many GPUs; ms and GiB at the peak, None where not measured."""
+
+    name: str
+    ranks: int
+    ms: float | None
+    gib: float | None
+
+
+def measured_steps(path):
+    """The steps of eager rows that ``benchmarks.scaling`` wrote: plain torch on one GPU, and shards on all.
+
+    Raises:
+        InputError: a file of other rows.
+    """
+    table = json.loads(Path(path).read_text())
+    if not table.get("how", "").startswith("eager") or "rows" not in table:
+        raise InputError(f"{path} has no rows of eager steps", remedy="Write it by benchmarks.scaling --out.")
+    for name, row in table["rows"].items():
+        gib = row.get("gib", (None, None))
+        for ranks, times, held in ((1, "plain", gib[0]), (table["ranks"], "all", gib[1])):
+            ms = row[times][1] if times in row else None
+            if ms or held:
+                yield Step(name, ranks, ms, held)
+
+
+def compared(step, share, device, constants):
+    """A line of the table, and how far off are time by core.plan, time refitted, memory; None where not measured."""
+    ms, refitted = (1e3 * share.seconds(device, c) for c in (FITTED, constants))
+    both = (ms, step.ms), (refitted, step.ms), (share.step_peak / 2**30, step.gib)
+    off = [got / wanted - 1 if wanted else None for got, wanted in both]
+    time = f"{step.ms:>9.1f}{ms:>9.1f}{off[0]:>8.0%}{refitted:>9.1f}{off[1]:>8.0%}" if step.ms else f"{'':>43}"
+    memory = f"{step.gib:>9.2f}{both[2][0]:>8.2f}{off[2]:>8.0%}" if step.gib else ""
+    return f"{step.name:<22}{step.ranks:>5}{time}{memory}", off
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="h200", help="of core.devices; the constants are those of H200s")
+    parser.add_argument(
+        "--measured", default=MEASURED, help="JSON of benchmarks.scaling; else the rows kept beside this"
+    )
     args = parser.parse_args(argv)
     table, h200, device = {n: case for n, *case in cases(False)}, device_named("h200"), device_named(args.device)
-    planned = {(n, r + 1): shares(table[n], r + 1) for n, both in MEASURED.items() for r in range(max(map(len, both)))}
-    rows = list(fitted_rows(planned))
-    constants = fit([(s, wanted) for _, _, s, wanted, _ in rows if wanted], h200)
+    steps = [s for s in measured_steps(args.measured) if s.name in table]
+    rows = [(s, shares(table[s.name], s.ranks)) for s in steps]
+    constants = fit([(share, s.ms / 1e3) for s, share in rows if s.ms], h200)
     print("fitted: " + ", ".join(f"{k} {v:.3g}" for k, v in asdict(constants).items()))
-    print(f"\n{'measured on H200s':<22}{'GPUs':>5}{'ms':>9}{'model':>9}{'error':>8}{'GiB':>9}{'plan':>8}{'error':>8}")
-    for name, n, s, wanted, gib in rows:
-        got, held = s.seconds(h200, constants), s.step_peak / 2**30
-        time = f"{1e3 * wanted:>9.1f}{1e3 * got:>9.1f}{got / wanted - 1:>8.0%}" if wanted else f"{'':>26}"
-        memory = f"{gib:>9.2f}{held:>8.2f}{held / gib - 1:>8.0%}" if gib else ""
-        print(f"{name:<22}{n:>5}{time}{memory}")
+    times, memory = f"{'ms':>9}{'plan':>9}{'error':>8}{'refit':>9}{'error':>8}", f"{'GiB':>9}{'plan':>8}{'error':>8}"
+    print(f"\n{'measured on H200s':<22}{'GPUs':>5}{times}{memory}")
+    lines = [compared(s, share, h200, constants) for s, share in rows]
+    print("\n".join(line for line, _ in lines))
+    for what, errors in zip(("time, plan", "time, refit", "memory"), zip(*(off for _, off in lines))):
+        known = [abs(e) for e in errors if e is not None]
+        within = sum(e <= GOAL for e in known)
+        print(f"{what}: {within} of {len(known)} within {GOAL:.0%}, the worst off by {max(known, default=0):.0%}")
     print(f"\n{'PROJECTED on ' + args.device:<22}{'ddp x domain':>14}{'ms':>9}{'efficiency':>12}{'GiB':>9}")
     for name in PROJECTED:
-        alone = planned[name, 1].seconds(device, constants)
+        alone = shares(table[name], 1).seconds(device, constants)
         parts = {ranks: shares(table[name], ranks) for ranks in sorted({m[1] for m in MESHES})}
         for ddp, domain in MESHES:
             s = replace(parts[domain], mesh_shape=(ddp, domain))

@@ -242,16 +242,23 @@ def test_fitting_finds_the_constants_that_times_were_made_with():
         assert s.seconds(device, found) == pytest.approx(s.seconds(device, truth), rel=0.05)
 
 
-def test_a_projection_is_printed_as_one(monkeypatch, capsys):
+def test_a_projection_is_printed_as_one(monkeypatch, tmp_path, capsys):
+    """From the file of measured steps that the other benchmark writes."""
     small = {n: case for n, *case in scaling_model.cases(True)}
     monkeypatch.setattr(scaling_model, "cases", lambda small_ones: [(n, *case) for n, case in small.items()])
-    monkeypatch.setattr(scaling_model, "MEASURED", {"attention 64": ((1.0, 2.0), (None, 0.001))})
     monkeypatch.setattr(scaling_model, "PROJECTED", ("attention 64",))
     monkeypatch.setattr(scaling_model, "MESHES", ((1, 4), (2, 4)))
-    scaling_model.main([])
+    row = {"plain": [0.3, 1.0], "all": [0.6, 2.0], "gib": [None, 0.001]}
+    file = {"ranks": 2, "how": "eager", "rows": {"attention 64": row, "a volume": {"all": [None, 9.0]}}}
+    (tmp_path / "m.json").write_text(json.dumps(file))
+    scaling_model.main(["--measured", str(tmp_path / "m.json")])
     fitted, measured, projected = capsys.readouterr().out.split("\n\n")
-    assert "wrapped" in fitted and "error" in measured and len(measured.splitlines()) == 3
+    assert "wrapped" in fitted and "refit" in measured and len(measured.splitlines()) == 6
+    assert "of 2 within 15%" in measured and "of 1 within" in measured
     assert "PROJECTED" in projected and ["2 x 4" in line for line in projected.splitlines()] == [False, False, True]
+    (tmp_path / "m.json").write_text(json.dumps(file | {"how": "compiled"}))
+    with pytest.raises(InputError, match="eager"):
+        scaling_model.main(["--measured", str(tmp_path / "m.json")])
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
