@@ -22,11 +22,13 @@ class Formula(NamedTuple):
         backward: ``backward(grad, extra, wanted, *args, **kwargs)``, called as the operation is otherwise; gives the
             gradients of its tensors in order, None where ``wanted`` says so. Operands it does not need may be None.
         needs: for each tensor of the operation, for the gradients of which tensors its value is needed.
+        fits: whether it holds for these arguments; None: always.
     """
 
     forward: Callable
     backward: Callable
     needs: tuple
+    fits: Callable | None = None
 
 
 def _rows(x):

@@ -28,10 +28,17 @@ def run(plan, compute, tensors, args=None, kwargs=None):
     if torch.is_grad_enabled():
         for t in tensors:
             if t.requires_grad:
-                if plan.formula and not torch.is_autocast_enabled(t.device.type) and not torch.compiler.is_compiling():
+                if plan.formula and _as_written(plan.formula, t, tensors):
                     return Written.apply(plan, compute, args, kwargs, *tensors)
                 return Region.apply(plan, partial(call, compute, args, kwargs), *tensors)
     return handed_out(call(compute, args, kwargs, [_local(t) for t in tensors]), plan.outputs, plan.final)
+
+
+def _as_written(formula, t, tensors):
+    """Formulas know neither autocast nor conjugates."""
+    if torch.is_autocast_enabled(t.device.type) or torch.compiler.is_compiling() or t.is_complex():
+        return False
+    return formula.fits is None or formula.fits(*(_local(t) for t in tensors))
 
 
 def _local(tensor):

@@ -19,6 +19,7 @@ from core.dispatch import Plan, composed, op
 from core.errors import ShardingError
 from core.ops import strategies
 from core.ops.block import ALONE, Call, Dropout, result_dtype
+from core.ops.gathered import formula, together
 from core.ops.pointwise import operand
 from core.ops.ring import block_attention
 from core.spec import REPLICATE, ShardTensorSpec
@@ -58,14 +59,16 @@ def rule(func, q, k, v, mask, dropout_p, is_causal, scale, enable_gqa):
         turned = [strategies.by_heads(s, at.axis) for s in (q, k, v)]
         return rule(func, *turned, mask, dropout_p, is_causal, scale, enable_gqa)._replace(final=at.out)
 
+    by_blocks = call.merge or call.dropout or strategy == "ring"
+
     def local(q, k, v, mask, *args):
         q, k, v = _of_one_type(q, k, v)
         if at.pick:
             k, v = (_picked(t, heads) for t, heads in zip((k, v), at.pick))
-        if call.merge or call.dropout or strategy == "ring":
+        if by_blocks:
             return block_attention(q, k, v, mask, call)
         if call.ring.size > 1:
-            k, v = _gathered(k, v, call.sizes, call.ring)
+            k, v = together(k, v, call.sizes, call.ring)
         if empty:
             return _nothing(at.out.local_shape(), q, k, v, *(() if mask is None else (mask,)))
         if is_causal and call.first_query:  # torch counts queries from the first key on
@@ -74,7 +77,8 @@ def rule(func, q, k, v, mask, dropout_p, is_causal, scale, enable_gqa):
             return block_attention(q, k, v, None, call._replace(sizes=k.shape[-2:-1], ring=ALONE))
         return func(q, k, v, mask, 0.0, is_causal, scale, enable_gqa and not at.pick)
 
-    return Plan(at.inputs, at.out, local)
+    written = None if by_blocks or mask is not None or enable_gqa else formula(call, is_causal)
+    return Plan(at.inputs, at.out, local, formula=written)
 
 
 class Layout(NamedTuple):
@@ -196,29 +200,6 @@ def _keys(scores, k, v, grouped):
         if axis is not None and scores.placements[axis] in (REPLICATE, Shard(scores.ndim - 2)):
             return [t.with_axis(axis, Shard(t.ndim - 2), s.sizes[axis]) for t in keys], axis, pick
     return keys, None, pick
-
-
-# -- all keys on every rank -------------------------------------------------------------------------------------------
-def _gathered(k, v, sizes, group):
-    """Keys and values in one message where they have the same shape but for the last dim."""
-    if k.shape[:-1] != v.shape[:-1]:
-        return tuple(_Gathered.apply(t, sizes, group) for t in (k, v))
-    return _Gathered.apply(torch.cat([k, v], -1), sizes, group).split([k.shape[-1], v.shape[-1]], -1)
-
-
-class _Gathered(torch.autograd.Function):
-    """The whole sequence. Backward: each rank sums the gradients of its rows, in fp32 if they are of half precision."""
-
-    @staticmethod
-    def forward(ctx, x, sizes, group):
-        ctx.call = sizes, group
-        return c.send_gather(x, x.ndim - 2, sizes, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        sizes, group = ctx.call
-        parts = c.all_to_all(grad[None], grad.ndim - 1, 0, sizes, (1,) * group.size, group)
-        return parts.sum(0, dtype=torch.promote_types(grad.dtype, torch.float32)).to(grad.dtype), None, None
 
 
 def _nothing(shape, *tensors):

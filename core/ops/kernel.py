@@ -17,7 +17,7 @@ def choose(q, k, v, causal):
     if not q.numel() or not k.numel() or q.shape[-1] != v.shape[-1]:
         return None
     if q.device.type == "cpu":
-        return CPU
+        return CPU if torch.backends.cuda.flash_sdp_enabled() else None
     chosen = SDPBackend(aten._fused_sdp_choice(*_four(q, k, v), None, 0.0, causal))
     return chosen if chosen in _FORWARD else None
 
@@ -32,7 +32,10 @@ def forward(chosen, q, k, v, causal, scale):
 def backward(chosen, grad, q, k, v, out, total, causal, scale):
     """Gradients of the operands, keys and values with a head for each of the queries."""
     four = _four(q, k, v)
-    grad, out = (_wide(t.to(q.dtype)).reshape(four[0].shape).contiguous() for t in (grad, out))
+    out = _close(_wide(out.to(q.dtype)).reshape(four[0].shape))
+    grad = _wide(grad.to(q.dtype)).reshape(four[0].shape)
+    if grad.stride() != out.stride():  # some kernels take no other
+        grad = torch.empty_like(out).copy_(grad)
     total = total.reshape(four[0].shape[:-1]).contiguous()
     found = _BACKWARD[chosen](grad, *four, out, total, causal, scale)
     return [g[..., : v.shape[-1]].reshape(*q.shape[:-2], g.shape[-2], -1) for g in found[:3]]
@@ -98,7 +101,12 @@ def _four(q, k, v):
     lead = q.shape[:-2]
     heads = lead[-1] if lead else 1
     four = (_wide(served(t, q)).expand(*lead, -1, -1) for t in (q, k, v))
-    return [t.reshape(-1, heads, *t.shape[-2:]).contiguous() for t in four]
+    return [_close(t if t.ndim == 4 else t.reshape(-1, heads, *t.shape[-2:])) for t in four]
+
+
+def _close(t):
+    """With the channels of a row next to each other, and no two elements in one place."""
+    return t if t.stride(-1) == 1 and 0 not in t.stride() else t.contiguous()
 
 
 def _wide(t):

@@ -1,0 +1,100 @@
+"""Attention with all keys at hand: keys and values of a cut sequence come in one message, the kernels of torch compute.
+
+Rows are the outermost dim of the message, so the parts of the ranks follow each other in memory and nothing is copied
+when they have come; kernels take keys by any stride. The derivative is written out (:mod:`core.formulas`) where torch
+would choose one of its fused kernels: no graph of our own around it.
+"""
+
+import torch
+
+from core import collectives as c
+from core.formulas import Formula
+from core.ops import kernel
+from core.ops.block import ALONE, Block
+
+
+def together(k, v, sizes, group):
+    """Keys and values of all ranks, in one message where they have the same shape. Differentiable."""
+    if group.size == 1:
+        return k, v
+    if k.shape != v.shape:
+        return tuple(_Gathered.apply(t.movedim(-2, 0), sizes, group).movedim(0, -2) for t in (k, v))
+    return _apart(_Gathered.apply(_stacked(k, v), sizes, group))
+
+
+def _stacked(k, v):
+    """(keys, 2, .., channels)"""
+    return torch.stack([t.movedim(-2, 0) for t in (k, v)], 1)
+
+
+def _apart(both):
+    return tuple(t.movedim(0, -2) for t in both.unbind(1))
+
+
+class _Gathered(torch.autograd.Function):
+    """All rows. Backward: each rank sums the gradients of its own, in fp32 if they are of half precision."""
+
+    @staticmethod
+    def forward(ctx, x, sizes, group):
+        ctx.call = sizes, group
+        return c.send_gather(x, 0, sizes, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _returned(grad, *ctx.call), None, None
+
+
+def _returned(grad, sizes, group):
+    parts = c.all_to_all(grad[None], 1, 0, sizes, (1,) * group.size, group)
+    return parts.sum(0, dtype=torch.promote_types(grad.dtype, torch.float32)).to(grad.dtype)
+
+
+def formula(call, causal):
+    """The derivative of attention without mask, dropout and shared heads.
+
+    Args:
+        call: a :class:`core.ops.block.Call` whose ring holds the keys.
+        causal: whether a query sees the keys up to its own global position.
+    """
+    whole = Block(call._replace(ring=ALONE), 0, None, None)
+
+    def chosen(q, k, v):
+        aligned = not causal or (call.first_query == 0 and q.shape[-2] == k.shape[-2])
+        return kernel.choose(q, k, v, causal) if aligned else None
+
+    def forward(q, k, v, *args):
+        k, v = together(k, v, call.sizes, call.ring)
+        if found := chosen(q, k, v):
+            out, total = kernel.forward(found, q, k, v, causal, call.scale)
+        else:
+            out, total = whole.forward(None, q, k, v)
+            out = out.to(q.dtype)
+        return [out, k, v, out, total]
+
+    def backward(grad, extra, wanted, q, *args):
+        k, v, out, total = extra
+        if found := chosen(q, k, v):
+            grads = kernel.backward(found, grad, q, k, v, out, total, causal, call.scale)
+        else:
+            grads = [t.new_zeros(t.shape, dtype=total.dtype) for t in (q, k, v)]
+            whole.backward(grad, q, k, v, out, total, grads, None)
+            grads = [g.to(q.dtype) for g in grads]
+        if call.ring.size > 1:
+            grads[1:] = _home(*grads[1:], wanted[1:3], call.sizes, call.ring)
+        return [g if w else None for g, w in zip(grads, wanted)]
+
+    return Formula(forward, backward, ((0, 1, 2),) * 3, _fits)
+
+
+def _home(grad_k, grad_v, wanted, sizes, group):
+    """The gradients of own keys and values from those of all."""
+    if grad_k.shape == grad_v.shape:
+        return _apart(_returned(_stacked(grad_k, grad_v), sizes, group)) if any(wanted) else (None, None)
+    rows = [g.movedim(-2, 0).contiguous() if w else None for g, w in zip((grad_k, grad_v), wanted)]
+    return [None if r is None else _returned(r, sizes, group).movedim(0, -2) for r in rows]
+
+
+def _fits(q, k, v, *args):
+    """Whether a kernel of torch takes these; where none does, torch differentiates what it does instead."""
+    alike = q.shape[:-2] == k.shape[:-2] == v.shape[:-2] and q.dtype == k.dtype == v.dtype
+    return alike and kernel.choose(q, k, v, False)
