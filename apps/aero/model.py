@@ -149,9 +149,7 @@ class Places(NamedTuple):
 
     def read(self, tokens):
         """(B, H, G, D) to (B, N, H, D)"""
-        channels = tokens.shape[-1]
-        tokens = F.pad(tokens, (0, self.q.shape[-1] - channels))
-        return slot_read(self.q, self.k, tokens)[..., :channels].transpose(1, 2)
+        return slot_read(self.q, self.k, tokens).transpose(1, 2)
 
 
 class NoisyPlaces(NamedTuple):

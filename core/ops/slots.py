@@ -10,6 +10,7 @@ Transolver, arXiv 2402.02366.
 """
 
 import torch
+import torch.nn.functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from core.dispatch import Plan, op
@@ -64,7 +65,9 @@ def slot_read(q, k, values):
     q, k, values = _of_one_type(q, k, values)
     if has_slot_kernel(q, k, values):
         return SlotRead.apply(q, k, values)
-    return slot_tiles.Read.apply(q, _for_all(k, q), _for_all(values, q))
+    missing = q.shape[-1] - values.shape[-1]  # torch's kernels take as many values as channels
+    filled = F.pad(values, (0, missing)) if missing > 0 else values
+    return slot_tiles.Read.apply(q, _for_all(k, q), _for_all(filled, q))[..., : values.shape[-1]]
 
 
 def with_one(channels, device):
