@@ -10,6 +10,7 @@ Extents of all ranks are known from metadata, so whether a message is sent is de
 """
 
 import weakref
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -175,6 +176,7 @@ class _Segments(NamedTuple):
         return any(s[0] != s[1] for s in self.table)
 
 
+@lru_cache(maxsize=1024)
 def _segments(sizes, wanted):
     offsets, table = (0, *accumulate(sizes)), []
     for destination, ranges in enumerate(wanted):
@@ -189,49 +191,67 @@ def _segments(sizes, wanted):
     return _Segments(tuple(table))
 
 
-def _trade(x, sent, received, group):
-    """Sends rows of ``x``, a list of (peer, first row, rows), and gives those received, a list of (peer, rows)."""
+def _start_trade(x, sent, received, group):
+    """Sends rows of ``x``, a list of (peer, first row, rows); what is returned waits for those received, a list of
+    (peer, rows), and gives them."""
     shape = x.shape[1:]
     unit = shape.numel()
     counts = [[0] * group.size, [0] * group.size]
     for side, table in enumerate(([(p, n) for p, _, n in sent], received)):
         for peer, n in table:
             counts[side][peer] += n * unit
-    flat = torch.cat([x[first : first + n].reshape(-1) for _, first, n in sent] or [x.new_empty(0)])
-    got = _send_all_to_all(flat, counts[1], counts[0], group)
-    return [part.view(n, *shape) for part, (_, n) in zip(got.split([n * unit for _, n in received]), received)]
+    parts = [x[first : first + n].reshape(-1) for _, first, n in sent] or [x.new_empty(0)]
+    flat = torch.cat(parts) if len(parts) > 1 else parts[0]
+    coming, lengths = _start_all_to_all(flat, counts[1], counts[0], group), [n for _, n in received]
+    return lambda: [t.view(n, *shape) for n, t in zip(lengths, coming().split([n * unit for n in lengths]))]
 
 
-def _move_rows(x, segments, group, rows):
-    """Rows first: gathers the rows that each peer wants, trades them, lays out what came."""
+def start_exchange(x, dim, sizes, wanted, group):
+    """:func:`exchange` without autograd, of tuples. Sends now; what is returned waits for the rows and gives them."""
+    segments, rows = _segments(sizes, wanted), sum(max(b - a, 0) for a, b in wanted[group.rank])
+    x = x.movedim(dim, 0)
+    sent, received = segments.sent(group.rank), segments.received(group.rank)
+    trade = [(s[1], s[2], s[3]) for s in sent], [(s[0], s[3]) for s in received]
+    coming = _start_trade(x, *trade, group) if segments.travel() else list
     out = x.new_empty((rows, *x.shape[1:]))
     for _, _, start, n, at in segments.kept(group.rank):
         out[at : at + n] = x[start : start + n]
-    if segments.travel():
-        sent, received = segments.sent(group.rank), segments.received(group.rank)
-        got = _trade(x, [(s[1], s[2], s[3]) for s in sent], [(s[0], s[3]) for s in received], group)
-        for part, (_, _, _, n, at) in zip(got, received):
+
+    def there():
+        for part, (_, _, _, n, at) in zip(coming(), received):
             out[at : at + n] = part
-    return out
+        return out.movedim(0, dim)
+
+    return there
 
 
-def _return_rows(grad, segments, group, rows):
-    """Transpose of :func:`_move_rows`: sends the gradient of each row home and adds up there."""
-    out = grad.new_zeros((rows, *grad.shape[1:]))
-    for _, _, start, n, at in segments.kept(group.rank):
-        out[start : start + n] += grad[at : at + n]
-    if segments.travel():
-        sent, received = segments.received(group.rank), segments.sent(group.rank)
-        got = _trade(grad, [(s[0], s[4], s[3]) for s in sent], [(s[1], s[3]) for s in received], group)
-        for part, (_, _, start, n, _) in zip(got, received):
-            out[start : start + n] += part
-    return out
+def start_return(grad, dim, sizes, wanted, group):
+    """The transpose of :func:`start_exchange`: sends the gradient of each row home. What is returned waits for those of
+    the own rows, and adds them to the tensor of own rows that it is given."""
+    segments, grad = _segments(sizes, wanted), grad.movedim(dim, 0)
+    sent, received = segments.received(group.rank), segments.sent(group.rank)
+    trade = [(s[0], s[4], s[3]) for s in sent], [(s[1], s[3]) for s in received]
+    coming = _start_trade(grad, *trade, group) if segments.travel() else list
+
+    def add_to(out):
+        rows = out.movedim(dim, 0)
+        for _, _, start, n, at in segments.kept(group.rank):
+            rows[start : start + n] += grad[at : at + n]
+        for part, (_, _, start, n, _) in zip(coming(), received):
+            rows[start : start + n] += part
+        return out
+
+    return add_to
 
 
 def send_exchange(x, dim, sizes, wanted, group):
-    segments = _segments(sizes, wanted)
-    rows = sum(max(b - a, 0) for a, b in wanted[group.rank])
-    return _move_rows(x.movedim(dim, 0), segments, group, rows).movedim(0, dim)
+    return start_exchange(x, dim, tuple(sizes), tuple([tuple(ranges) for ranges in wanted]), group)()
+
+
+def _send_return(grad, dim, sizes, wanted, group):
+    rows = grad.movedim(dim, 0)
+    rows = rows.new_zeros((sizes[group.rank], *rows.shape[1:])).movedim(0, dim)
+    return start_return(grad, dim, sizes, wanted, group)(rows)
 
 
 def send_all_to_all(x, cut_dim, join_dim, cut_sizes, join_sizes, group):
@@ -304,8 +324,7 @@ class _ExchangeBack(Function):
     @staticmethod
     def forward(ctx, grad, dim, sizes, wanted, group):
         ctx.call = dim, sizes, wanted, group
-        rows = _return_rows(grad.movedim(dim, 0), _segments(sizes, wanted), group, sizes[group.rank])
-        return rows.movedim(0, dim)
+        return _send_return(grad, dim, sizes, wanted, group)
 
     @staticmethod
     def backward(ctx, grad):

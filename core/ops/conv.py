@@ -1,41 +1,93 @@
 """Convolutions: each rank fetches the input rows that its output rows read, and calls the plain convolution.
 
-Zeros stand only beyond the edges of the whole, so the plain convolution needs no padding along cut dims. A transposed
-convolution is the same with the roles of input and output changed: a rank's output begins where the window of its first
-input row does. A rank without output rows computes one of zeros and drops it, so that its graph has the same exchanges
-as others'.
+Zeros stand only beyond the edges of the whole, so the plain convolution needs no padding along cut dims. Large parts
+whose own rows line up with their own outputs stay where they are (:mod:`core.ops.interior`): one cut dim then needs no
+array of own and foreign rows. A transposed convolution is the same with the roles of input and output changed: a rank's
+output begins where the window of its first input row does. A rank without output rows computes one of zeros and drops
+it, so that its graph has the same exchanges as others'.
 """
+
+from functools import partial
 
 import torch.nn.functional as F
 
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.ops.block import result_dtype
+from core.ops.interior import Convolution, Interior, formula, reaching
 from core.ops.sliding import dims_of, each, fetch_all, first_dim, layout, middle, spread
+
+_least = 1 << 18  # elements of a part; below, a copy of it costs less than convolutions of strips
 
 
 @op(F.conv1d, F.conv2d, F.conv3d)
 def conv(func, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     n, x, first = _operands(func, x, weight, 1, groups)
-    stride, dilation = each(stride, n), each(dilation, n)
-    spans = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:])]
-    pads = _pads(func, padding, spans, stride)
-    extents = [(x.shape[first + i] + sum(pads[i]) - spans[i]) // stride[i] + 1 for i in range(n)]
+    w = _Windows(func, weight.shape[2:], each(stride, n), padding, each(dilation, n))
+    extents = [w.extent(i, x.shape[first + i]) for i in range(n)]
+    place = middle(w.spans, w.stride, [low for low, _ in w.pads])
+    out, cut = layout(func, x, first, (*x.shape[: first - 1], weight.shape[0]), extents, place, w.rows_read)
 
-    def rows_read(i, start, stop):
-        low = start * stride[i] - pads[i][0]
-        return (low, low + (stop - start - 1) * stride[i] + spans[i]) if start < stop else (-spans[i], 0)
+    def joined(t, weight, bias=None, *args, dims=cut, **kwargs):
+        """From one array of own and foreign rows along ``dims``."""
+        t = w.padded(fetch_all(t, first, dims), cut)
+        return _own(func(t, weight, bias, *w.arguments(cut), groups), out, first, dict.fromkeys(dims, 0))
 
-    place = middle(spans, stride, [low for low, _ in pads])
-    out, cut = layout(func, x, first, (*x.shape[: first - 1], weight.shape[0]), extents, place, rows_read)
-    inner = [0 if i in cut else low for i, (low, _) in enumerate(pads)]
-    extra = [p for i in reversed(range(n)) for p in (0, 0 if i in cut else pads[i][1] - pads[i][0])]
+    def interior(t, weight, bias=None, *args, **kwargs):
+        if t.is_complex():
+            return joined(t, weight, bias)
+        t, *weights = (v if v is None else v.to(result_dtype(v)) for v in (t, weight, bias))
+        return _own(Interior.apply(fetch_all(t, first, others), *weights, how), out, first, dict.fromkeys(others, 0))
 
-    def local(t, weight, bias=None, *args, **kwargs):
-        t = fetch_all(t, first, cut)
-        t = F.pad(t, extra) if any(extra) else t
-        return _own(func(t, weight, bias, stride, inner, dilation, groups), out, first, {i: 0 for i in cut})
+    operands = _inputs(x, weight, bias)
+    even = x.ndim == n + 2 and all(low == high for low, high in w.pads)
+    halo = w.halo(x, out, cut) if even else None
+    if halo is None and (cut or not even):
+        return Plan(operands, out, joined if cut else None)
+    along = halo and halo.dim - first
+    others = {i: call for i, call in cut.items() if i != along}
+    rest = False, (0,) * n, groups
+    how = Convolution((*w.arguments(others), *rest))
+    if halo:
+        shape = [max(m, d - first in others) for d, m in enumerate(out.local_shape())]
+        how = Convolution(*how[:1], halo, (*w.arguments(cut), *rest), shape, partial(joined, dims={along: cut[along]}))
+    return Plan(operands, out, interior if cut else None, formula=None if others else formula(how))
 
-    return Plan(_inputs(x, weight, bias), out, local if cut else None)
+
+class _Windows:
+    """Where the windows of a convolution lie: their spans, the distance between them, zero rows before and after."""
+
+    def __init__(self, func, kernel, stride, padding, dilation):
+        self.stride, self.dilation = stride, dilation
+        self.spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel)]
+        self.pads = _pads(func, padding, self.spans, stride)
+
+    def extent(self, i, rows):
+        return (rows + sum(self.pads[i]) - self.spans[i]) // self.stride[i] + 1
+
+    def rows_read(self, i, start, stop):
+        low = start * self.stride[i] - self.pads[i][0]
+        return (low, low + (stop - start - 1) * self.stride[i] + self.spans[i]) if start < stop else (-self.spans[i], 0)
+
+    def arguments(self, cut):
+        """Stride, padding and dilation of the plain operation, without padding along the dims ``cut``."""
+        return self.stride, [0 if i in cut else low for i, (low, _) in enumerate(self.pads)], self.dilation
+
+    def padded(self, t, cut):
+        """What has more zero rows after than before gets those that are missing, along dims that are not cut."""
+        missing = [0 if i in cut else high - low for i, (low, high) in enumerate(self.pads)]
+        return F.pad(t, [p for m in reversed(missing) for p in (0, m)]) if any(missing) else t
+
+    def halo(self, x, out, cut):
+        """Of the last cut dim whose rows line up, if parts are large."""
+        if x.shape.numel() < _least * x.mesh.size():
+            return None
+        for i, (sizes, _, group) in reversed(cut.items()):
+            ends = out.offsets(x.axis_of(i + 2))
+            halo = reaching(i + 2, sizes, ends, self.spans[i], self.stride[i], self.pads[i][0], group)
+            if halo is not None:
+                return halo
+        return None
 
 
 @op(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)

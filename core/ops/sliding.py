@@ -56,14 +56,14 @@ def placed(func, x, first, lead, extents, place):
 
 
 def layout(func, x, first, lead, extents, place, rows_read):
-    """As :func:`placed`, and for each cut spatial dim the arguments of :func:`core.ops.halo.fetch`.
+    """As :func:`placed`, and for each spatial dim that ranks share the arguments of :func:`core.ops.halo.fetch`.
 
     ``rows_read(i, start, stop)`` gives the input rows that output rows read; for none of them as many as one row reads,
     all before the first, so that every rank has something to compute.
     """
     out, cut = placed(func, x, first, lead, extents, place), {}
     for axis, dim in x.cuts():
-        if dim >= first:
+        if dim >= first and x.mesh.size(axis) > 1:
             ends = out.offsets(axis)
             ranges = tuple(rows_read(dim - first, a, b) for a, b in zip(ends, ends[1:]))
             cut[dim - first] = x.sizes[axis], ranges, c.axis_group(x.mesh, axis)

@@ -1,0 +1,187 @@
+"""Convolution of own rows while the rows of others travel, with no array of both.
+
+Own rows are convolved between zeros. That is right for all windows that lie within them; the few that reach over a
+border are computed again, from a strip of the rows around it, and written over, so that they are rounded as any other.
+The way back is the transpose: a convolution is linear in its rows, so what foreign rows contributed to the gradients is
+found from strips in which own rows are zero. That is computed first and sent; the gradients of own rows between zeros
+are computed meanwhile, and what comes from others is added to a few of their rows.
+
+Own rows must line up with own outputs (:func:`reaching`). A second derivative goes the way of one array.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from core import collectives as c
+from core.formulas import Formula
+from core.spec import memory_format_of
+
+aten = torch.ops.aten
+
+
+class Border(NamedTuple):
+    """Output rows whose windows reach over a border, and the rows below them: half-open ranges of own outputs, of own
+    rows, and of the foreign rows at hand, which lie ``before`` or after the own."""
+
+    outs: tuple
+    own: tuple
+    foreign: tuple
+    before: bool
+
+
+class Halo(NamedTuple):
+    """Foreign rows along a cut dim, as :func:`core.collectives.exchange` takes them, and what they are for."""
+
+    dim: int
+    sizes: tuple
+    wanted: tuple
+    group: Any
+    borders: tuple
+
+
+class Convolution(NamedTuple):
+    """One kind of call of this rank.
+
+    Attributes:
+        call: stride, padding, dilation, transposed, output padding and groups, of own rows.
+        halo: None where nothing travels.
+        strip: as ``call``, of strips.
+        shape: of the own output.
+        joined: ``joined(x, weight)`` computes the same from one array and without bias; differentiable twice.
+    """
+
+    call: tuple
+    halo: Halo | None = None
+    strip: tuple | None = None
+    shape: tuple | None = None
+    joined: Callable | None = None
+
+
+def reaching(dim, sizes, ends, span, stride, padding, group):
+    """The :class:`Halo` of windows over a cut dim, or None where rows do not line up; alike on all ranks.
+
+    They do where on every rank that has rows the plain operation, with its own padding, makes the own output rows, and
+    no window reaches over two borders.
+
+    Args:
+        sizes: extents of the ranks.
+        ends: the first output row of every rank, and the number of rows.
+    """
+    if not 0 < padding < span:
+        return None
+    at, total, wanted = 0, sum(sizes), []
+    for n, start, stop in zip(sizes, ends, ends[1:]):
+        rows, low, high = stop - start, at, at + n
+        if n or rows:
+            if n < span - 1 or start * stride != at or (n + 2 * padding - span) // stride + 1 != rows:
+                return None
+            low, high = max(at - padding, 0), min(max((stop - 1) * stride - padding + span, high), total)
+        wanted.append(((low, at), (at + n, high)))
+        at += n
+    (low, start), (stop, high) = wanted[group.rank]
+    rows, came, borders = ends[group.rank + 1] - ends[group.rank], start - low, []
+    if came:
+        first = -(-padding // stride)
+        borders.append(Border((0, first), (0, (first - 1) * stride - padding + span), (0, came), True))
+    if stop < high:
+        first = (stop - start + padding - span) // stride + 1
+        own = first * stride - padding, stop - start
+        borders.append(Border((first, rows), own, (came, came + high - stop), False))
+    return Halo(dim, sizes, tuple(wanted), group, tuple(borders))
+
+
+def forward(how, x, weight, bias=None, *args, **kwargs):
+    """The own output, and the foreign rows that it took."""
+    if how.halo is None:
+        return [aten.convolution(x, weight, bias, *how.call)]
+    dim, sizes, wanted, group, borders = how.halo
+    coming = c.start_exchange(x, dim, sizes, wanted, group)
+    out = aten.convolution(x, weight, bias, *how.call) if x.shape[dim] else x.new_empty(how.shape)
+    foreign = coming().contiguous(memory_format=memory_format_of(x))
+    for border in borders:
+        strip = _strip(border, dim, _rows(x, dim, border.own), foreign)
+        _rows(out, dim, border.outs).copy_(aten.convolution(strip, weight, bias, *how.strip))
+    return [out, foreign]
+
+
+def backward(how, grad, extra, wanted, x, weight, bias=None, *args, **kwargs):
+    """Gradients of ``x``, ``weight`` and ``bias``; None where ``wanted`` says so."""
+    mask = [*wanted, False][:3]
+    if not (mask[0] or mask[1]):
+        return [None, None, _of_bias(grad)][: len(wanted)]
+    if how.halo is None:
+        return _gradients(how, grad, x, weight, mask)[: len(wanted)]
+    dim, sizes, ranges, group, borders = how.halo
+    (foreign,), terms = extra, []
+    home = torch.empty_like(foreign)
+    for border in borders:
+        zeros = torch.zeros_like(_rows(x, dim, border.own))
+        strip, rows = _strip(border, dim, zeros, foreign), _rows(grad, dim, border.outs)
+        found = aten.convolution_backward(rows, strip, weight, None, *how.strip, [*mask[:2], False])
+        terms.append(found[1])
+        if mask[0]:
+            start = 0 if border.before else zeros.shape[dim]
+            there = _rows(home, dim, border.foreign)
+            there.copy_(found[0].narrow(dim, start, there.shape[dim]))
+    add_theirs = c.start_return(home, dim, sizes, ranges, group) if mask[0] else None
+    found = _gradients(how, grad, x, weight, mask)
+    if mask[1]:
+        for term in terms:
+            found[1].add_(term)
+    if mask[0]:
+        add_theirs(found[0])
+    return found[: len(wanted)]
+
+
+def _gradients(how, grad, x, weight, mask):
+    """Of the own rows between zeros."""
+    if how.halo is None or x.shape[how.halo.dim]:
+        return list(aten.convolution_backward(grad, x, weight, weight.shape[:1], *how.call, mask))
+    zeros = torch.zeros_like(x), torch.zeros_like(weight), weight.new_zeros(weight.shape[:1])
+    return [zero if wanted else None for zero, wanted in zip(zeros, mask)]
+
+
+def _of_bias(grad):
+    return grad.sum([d for d in range(grad.ndim) if d != 1])
+
+
+def _rows(t, dim, ends):
+    return t.narrow(dim, ends[0], ends[1] - ends[0])
+
+
+def _strip(border, dim, own, foreign):
+    foreign = _rows(foreign, dim, border.foreign)
+    return torch.cat([foreign, own] if border.before else [own, foreign], dim)
+
+
+class Interior(torch.autograd.Function):
+    """:func:`forward` and :func:`backward` for torch's graph, of a convolution with a halo."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, how):
+        out, foreign = forward(how, x, weight, bias)
+        ctx.save_for_backward(x, weight, foreign)
+        ctx.how = how
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, foreign = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if not torch.is_grad_enabled():
+            return *backward(ctx.how, grad, [foreign], wanted, x, weight), None
+        found = [None, None, _of_bias(grad) if wanted[2] else None]
+        both = [i for i in (0, 1) if wanted[i]]
+        if both:
+            out = ctx.how.joined(x, weight)
+            for i, g in zip(both, torch.autograd.grad(out, [(x, weight)[i] for i in both], grad, create_graph=True)):
+                found[i] = g
+        return *found, None
+
+
+def formula(how):
+    """For :class:`core.dispatch.Plan`."""
+    return Formula(partial(forward, how), partial(backward, how), ((0, 1), (0, 1), ()))
