@@ -189,6 +189,9 @@ def test_kernels_of_gpus_are_planned():
     """Attention in neighbourhoods by the kernel, which is not there on a CPU, and only inside a plan."""
     names = {w.name for w in predicted("denoiser", dtype=torch.bfloat16).cut.work}
     assert {"neighborhood_forward", "neighborhood_backward"} <= names
+    slots = {(w.name, w.flops) for w in predicted("transolver", dtype=torch.bfloat16).cut.work if "slot" in w.name}
+    product = 2 * 4 * 1501 * 16 * 17  # heads, this rank's points, slices, channels with the one
+    assert {("slot_attention_sums", 2 * product), ("slot_attention_backward", 5 * product)} <= slots
     q = torch.randn(1, 8, 8, 2, 8)
     with Meter() as meter:
         neighborhood_attention(q, q, q, 3)
