@@ -1,9 +1,13 @@
-"""What the benchmarks measure with: a step without its messages is the same step."""
+"""What the benchmarks measure with: a step without its messages is the same step; the largest size is the largest."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
+from benchmarks import largest
 from benchmarks.models import ViT
 from benchmarks.scaling import forward_and_step
 from benchmarks.wire import Tape
@@ -34,3 +38,20 @@ def test_a_step_without_messages_is_the_same_step(pool):
     assert count > 4
     for silent in (second, third):
         assert all(torch.equal(a, b) for a, b in zip(first, silent, strict=True))
+
+
+@pytest.mark.parametrize("bend", [0.0, 2e-6, -1e-6])
+def test_the_largest_size_is_found(monkeypatch, bend):
+    """Memory that grows with the number straight or bent, of which the first two sizes tell nothing."""
+
+    def peak(n):
+        return 2**20 + 5000 * n + bend * n * n * 5000
+
+    def tried(name, ranks, numbers, args):
+        fit = [n for n in numbers if peak(n) <= args.gib * 2**30]
+        return [{"n": n, "shape": (n,), "peak": peak(n)} for n in fit], len(fit) < len(numbers)
+
+    monkeypatch.setattr(largest, "tried", tried)
+    args = SimpleNamespace(gib=1.0, small=False)
+    found = largest.largest("Transolver", 2, args)
+    assert peak(found["n"]) <= 2**30 < peak(1.02 * found["n"])
