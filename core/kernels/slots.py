@@ -39,7 +39,7 @@ CONFIGS = {
     (256, 2): [Config(64, 64, 4, 2), Config(64, 64, 8, 2), Config(64, 32, 8, 2), Config(64, 64, 8, 1)],
     (64, 4): [Config(64, 64, 4, 2), Config(64, 64, 4, 2), Config(64, 32, 4, 1), Config(32, 64, 8, 1)],
     (128, 4): [Config(64, 32, 8, 1), Config(32, 64, 8, 1), Config(32, 32, 8, 1), Config(32, 32, 8, 1)],
-    (256, 4): [Config(32, 16, 8, 1), Config(32, 32, 8, 1), Config(32, 16, 8, 1), Config(32, 16, 8, 1)],
+    (256, 4): [Config(32, 16, 8, 1), Config(32, 32, 8, 1), Config(16, 16, 4, 1), Config(16, 32, 8, 1)],
 }
 PROGRAMS = 4  # that walk, for each multiprocessor
 _FREE = ("points", "own", "q0", "q1", "q2", "k0", "k1", "k2", "x0", "x1", "x2", "w0", "w1", "w2")  # compiled for any
