@@ -15,7 +15,7 @@ from apps.aero import infer
 from apps.aero.config import TrainConfig
 from apps.aero.train import prepare
 from apps.loop import fit
-from core import set_fallback
+from core import DistributedManager, set_fallback
 from core.parallelize import parallelize, unwrapped
 from data.sampler import DomainSampler
 
@@ -50,3 +50,4 @@ def train_and_infer(rank, folder, archive, domain):
     if dist.get_world_size() < 4:
         common = ["--checkpoint", str(result.checkpoint), "--archive", archive, "--run", "run_1", "--out", str(folder)]
         infer.main(common)
+    DistributedManager.cleanup()

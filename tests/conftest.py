@@ -38,6 +38,19 @@ def pytest_runtest_makereport(item):
     return report
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With ``-n 2`` the tests of a file, which share fixtures, stay on one process, and so do those of a row."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFileOrRow(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.split("::")[0]
+            return nodeid.rsplit("-", 1)[0] if file.endswith("test_cases.py") else file
+
+    return ByFileOrRow(config, log)
+
+
 @pytest.fixture(scope="session")
 def pool(request):
     pool = Pool(seed=request.config.getoption("seed"))

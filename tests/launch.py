@@ -48,7 +48,7 @@ def _start(rank, world, port, file, function, args):
 
 
 def succeed(world, function, *args, **kwargs):
-    """As :func:`launch`, for a function that must not fail."""
+    """As :func:`launch`, for a function that must not fail, and that leaves its process group before it returns."""
     outcome = launch(world, function, *args, **kwargs)
     assert all(status == 0 for status, _ in outcome), "\n".join(
         f"rank {rank}: exit status {status}\n{text}" for rank, (status, text) in enumerate(outcome)

@@ -52,6 +52,7 @@ def run_blocks(rank, folder):
     DistributedManager.initialize()
     for path in sorted(Path(folder).glob("*.py")):
         runpy.run_path(str(path))
+    DistributedManager.cleanup()
 
 
 def test_migrated_scripts_run(tmp_path):

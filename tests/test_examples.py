@@ -27,6 +27,7 @@ def run_all(rank, folder):
         assert bool(report.forward.count()) == bool(report.backward.count()) == (ranks > 1)
     if rank == 0:
         np.savez(Path(folder) / f"{ranks}.npz", losses=found["segment"], peak=peak, result=result[:])
+    DistributedManager.cleanup()
 
 
 @pytest.fixture(scope="module")
