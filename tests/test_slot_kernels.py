@@ -71,6 +71,19 @@ def test_what_they_leave_to_torch_and_how_they_lie(errors):
     assert errors["points first"] == [True] * 3 and errors["same bits"]
 
 
+def test_zeros_that_align_rows_change_nothing():
+    from apps.aero import model
+    from core.ops.slots import with_one
+
+    assert [with_one(n, torch.device("cuda")) for n in (32, 15, 17)] == [40, 16, 24]
+    torch.manual_seed(0)
+    layer, x = model.SliceAttention(12, 3, 5).double(), torch.randn(2, 20, 12, dtype=torch.float64)
+    wanted = layer(x)
+    with patch.object(model, "with_one", lambda channels, device: with_one(channels, torch.device("cuda"))):
+        assert layer.places(x).q.shape[-1] == 8
+        torch.testing.assert_close(layer(x), wanted)
+
+
 # -- the process that interprets --------------------------------------------------------------------------------------
 def _drawn(case):
     """q, k, v and w"""
