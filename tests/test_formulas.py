@@ -7,11 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import Shard
 
-from core import scatter_tensor
+from core import scatter_tensor, set_attention_strategy
+from core.debug import trace
+from core.ops import gathered
 
 CALLS = {
     "linear": lambda x, w, b: F.linear(x, w, b),
     "linear without bias": lambda x, w, b: F.linear(x, w),
+    "linear of complex numbers": lambda x, w, b: F.linear(torch.complex(x, x + 1), torch.complex(w, -2 * w)).abs(),
+    "convolution": lambda x, w, b: F.conv1d(x.mT, w[..., None], b),
     "layer norm": lambda x, w, b: F.layer_norm(x, (4,), w[0], b, 1e-3),
     "layer norm, bias by name": lambda x, w, b: F.layer_norm(x, (4,), bias=b),
     "layer norm, plain": lambda x, w, b: F.layer_norm(x, (4,)),
@@ -50,7 +54,10 @@ def as_torch(meshes, name):
 
 
 def call_wants(name, wants):
-    used = {"linear": wants, "linear without bias": wants[:2], "layer norm": wants}.get(name, (wants[0], False, False))
+    used = dict.fromkeys(("linear", "layer norm", "convolution"), wants) | dict.fromkeys(
+        ("linear without bias", "linear of complex numbers"), wants[:2]
+    )
+    used = used.get(name, wants[:1])
     return any(used) or name == "layer norm, bias by name" and wants[2]
 
 
@@ -87,3 +94,34 @@ def kept(meshes):
 
 def test_kept(pool):
     pool.run(kept)
+
+
+def attention_of_kept_and_returned_keys(meshes, most):
+    """Keys that are too many to be kept come once more for the backward pass; parts without rows send as others do."""
+    gathered._MOST_KEPT, kept = most, gathered._MOST_KEPT
+    set_attention_strategy("gather")
+    whole = [_drawn(2, 3, 7, 4).roll(i, 2).requires_grad_() for i in range(3)]
+    for causal, wanted in product((False, True), ((0, 1, 2), (0,), (1,), (0, 2))):
+        expected = F.scaled_dot_product_attention(*whole, is_causal=causal)
+        expected_grads = torch.autograd.grad((expected**3).sum(), [whole[i] for i in wanted])
+        for sizes in ((4, 3), (0, 7), (7, 0)):
+            parts = [
+                scatter_tensor(t.detach(), None, meshes["2"], [Shard(2)], requires_grad=i in wanted, sizes={0: sizes})
+                for i, t in enumerate(whole)
+            ]
+            with trace() as wire:
+                out = F.scaled_dot_product_attention(*parts, is_causal=causal)
+                found = torch.autograd.grad((out**3).sum(), [parts[i] for i in wanted])
+            torch.testing.assert_close(out.full_tensor(), expected)
+            for a, b in zip(found, expected_grads):
+                torch.testing.assert_close(a.full_tensor(), b)
+            kinds = [m.kind for m in wire.messages]
+            assert kinds.count("all_gather") == 1 + (most == 0), kinds
+            assert kinds.count("all_to_all") == (1 if {1, 2} & {*wanted} else 0), kinds
+    set_attention_strategy("auto")
+    gathered._MOST_KEPT = kept
+
+
+@pytest.mark.parametrize("most", (0, 2**26))
+def test_attention_of_kept_and_returned_keys(pool, most):
+    pool.run(attention_of_kept_and_returned_keys, most)

@@ -6,6 +6,7 @@ would choose one of its fused kernels: no graph of our own around it.
 """
 
 import torch
+from torch.backends import cuda
 
 from core import collectives as c
 from core.formulas import Formula
@@ -49,6 +50,9 @@ def _returned(grad, sizes, group):
     return parts.sum(0, dtype=torch.promote_types(grad.dtype, torch.float32)).to(grad.dtype)
 
 
+_MOST_KEPT = 2**26  # bytes of keys and values that stay for the backward pass; more come once again
+
+
 def formula(call, causal):
     """The derivative of attention without mask, dropout and shared heads.
 
@@ -66,18 +70,24 @@ def formula(call, causal):
         k, v = together(k, v, call.sizes, call.ring)
         if found := chosen(q, k, v):
             out, total = kernel.forward(found, q, k, v, causal, call.scale)
-        else:
+        elif q.numel() and k.numel():
             out, total = whole.forward(None, q, k, v)
             out = out.to(q.dtype)
-        return [out, k, v, out, total]
+        else:
+            out, total = q.new_zeros(*q.shape[:-1], v.shape[-1]), None
+        again = call.ring.size > 1 and (k.numel() + v.numel()) * k.element_size() > _MOST_KEPT
+        return [out, out, total, *((None, None) if again else (k, v))]
 
-    def backward(grad, extra, wanted, q, *args):
-        k, v, out, total = extra
+    def backward(grad, extra, wanted, q, k, v, *args):
+        out, total, kept_k, kept_v = extra
+        k, v = together(k, v, call.sizes, call.ring) if kept_k is None else (kept_k, kept_v)
         if found := chosen(q, k, v):
             grads = kernel.backward(found, grad, q, k, v, out, total, causal, call.scale)
         else:
-            grads = [t.new_zeros(t.shape, dtype=total.dtype) for t in (q, k, v)]
-            whole.backward(grad, q, k, v, out, total, grads, None)
+            wide = torch.promote_types(q.dtype, torch.float32)
+            grads = [t.new_zeros(t.shape, dtype=wide) for t in (q, k, v)]
+            if total is not None:
+                whole.backward(grad, q, k, v, out, total, grads, None)
             grads = [g.to(q.dtype) for g in grads]
         if call.ring.size > 1:
             grads[1:] = _home(*grads[1:], wanted[1:3], call.sizes, call.ring)
@@ -95,6 +105,7 @@ def _home(grad_k, grad_v, wanted, sizes, group):
 
 
 def _fits(q, k, v, *args):
-    """Whether a kernel of torch takes these; where none does, torch differentiates what it does instead."""
-    alike = q.shape[:-2] == k.shape[:-2] == v.shape[:-2] and q.dtype == k.dtype == v.dtype
-    return alike and kernel.choose(q, k, v, False)
+    """Alike on all ranks, whatever parts they have: messages hang on it. Whoever asks torch for attention by plain
+    products alone, which can be differentiated twice, gets it."""
+    fused = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
+    return fused and q.shape[:-2] == k.shape[:-2] == v.shape[:-2] and q.dtype == k.dtype == v.dtype
