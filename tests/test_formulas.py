@@ -53,12 +53,11 @@ def as_torch(meshes, name):
                     assert expected is not None or got is None or not got.any()
 
 
+USED = {"linear": 3, "linear without bias": 2, "linear of complex numbers": 2, "convolution": 3, "layer norm": 3}
+
+
 def call_wants(name, wants):
-    used = dict.fromkeys(("linear", "layer norm", "convolution"), wants) | dict.fromkeys(
-        ("linear without bias", "linear of complex numbers"), wants[:2]
-    )
-    used = used.get(name, wants[:1])
-    return any(used) or name == "layer norm, bias by name" and wants[2]
+    return any(wants[: USED.get(name, 1)]) or name == "layer norm, bias by name" and wants[2]
 
 
 @pytest.mark.parametrize("name", CALLS)

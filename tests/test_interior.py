@@ -124,17 +124,18 @@ def some_wanted(meshes):
     run, operands, dim, _ = _operands("strided")
     for wants in product((False, True), repeat=3):
         found = []
-        for mesh in (None, meshes["2"]):
+        for mesh, sizes in ((None, None), (meshes["1"], (16,)), (meshes["2"], (10, 6))):
             x, w, b = (t.clone().requires_grad_(wanted) for t, wanted in zip(operands, wants))
             if mesh:
-                x = scatter_tensor(x.detach(), None, mesh, [Shard(dim)], requires_grad=wants[0], sizes={0: (10, 6)})
+                x = scatter_tensor(x.detach(), None, mesh, [Shard(dim)], requires_grad=wants[0], sizes={0: sizes})
             with strips():
                 leaves = [t for t in (x, w, b) if t.requires_grad]
                 first = torch.autograd.grad((run(x, w, b) ** 3).sum(), leaves, create_graph=True) if leaves else ()
                 twice = torch.autograd.grad(sum((g**2).sum() for g in first), leaves) if leaves else ()
             found.append([t.full_tensor() if isinstance(t, ShardTensor) else t for t in (*first, *twice)])
-        for expected, got in zip(*found, strict=True):
-            torch.testing.assert_close(got, expected)
+        for expected, *both in zip(*found, strict=True):
+            for got in both:
+                torch.testing.assert_close(got, expected)
 
 
 def overlapped(meshes):

@@ -27,6 +27,9 @@ def conv(func, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     extents = [w.extent(i, x.shape[first + i]) for i in range(n)]
     place = middle(w.spans, w.stride, [low for low, _ in w.pads])
     out, cut = layout(func, x, first, (*x.shape[: first - 1], weight.shape[0]), extents, place, w.rows_read)
+    even = x.ndim == n + 2 and all(low == high for low, high in w.pads)
+    if even:
+        cut = {i: call for i, call in cut.items() if not w.stays(x, out, i, call)}
 
     def joined(t, weight, bias=None, *args, dims=cut, **kwargs):
         """From one array of own and foreign rows along ``dims``."""
@@ -40,7 +43,6 @@ def conv(func, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         return _own(Interior.apply(fetch_all(t, first, others), *weights, how), out, first, dict.fromkeys(others, 0))
 
     operands = _inputs(x, weight, bias)
-    even = x.ndim == n + 2 and all(low == high for low, high in w.pads)
     halo = w.halo(x, out, cut) if even else None
     if halo is None and (cut or not even):
         return Plan(operands, out, joined if cut else None)
@@ -78,16 +80,21 @@ class _Windows:
         missing = [0 if i in cut else high - low for i, (low, high) in enumerate(self.pads)]
         return F.pad(t, [p for m in reversed(missing) for p in (0, m)]) if any(missing) else t
 
+    def reach(self, x, out, i, call):
+        sizes, _, group = call
+        ends = out.offsets(x.axis_of(i + 2))
+        return reaching(i + 2, sizes, ends, self.spans[i], self.stride[i], self.pads[i][0], group)
+
+    def stays(self, x, out, i, call):
+        """Whether every rank has rows, and those that it reads."""
+        axis, halo = x.axis_of(i + 2), self.reach(x, out, i, call)
+        return halo and all((*x.sizes[axis], *out.sizes[axis])) and not any(a < b for w in halo.wanted for a, b in w)
+
     def halo(self, x, out, cut):
         """Of the last cut dim whose rows line up, if parts are large."""
         if x.shape.numel() < _least * x.mesh.size():
             return None
-        for i, (sizes, _, group) in reversed(cut.items()):
-            ends = out.offsets(x.axis_of(i + 2))
-            halo = reaching(i + 2, sizes, ends, self.spans[i], self.stride[i], self.pads[i][0], group)
-            if halo is not None:
-                return halo
-        return None
+        return next(filter(None, (self.reach(x, out, i, call) for i, call in reversed(cut.items()))), None)
 
 
 @op(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)

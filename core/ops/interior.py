@@ -70,7 +70,7 @@ def reaching(dim, sizes, ends, span, stride, padding, group):
         sizes: extents of the ranks.
         ends: the first output row of every rank, and the number of rows.
     """
-    if not 0 < padding < span:
+    if padding >= span:
         return None
     at, total, wanted = 0, sum(sizes), []
     for n, start, stop in zip(sizes, ends, ends[1:]):
