@@ -1,7 +1,8 @@
 """One device against many: time and memory of attention, a vision transformer, a convolution net, a Transolver.
 
     torchrun --nproc-per-node 2 -m benchmarks.scaling                    # the table below, on GPUs, bf16
-    torchrun --nproc-per-node 2 -m benchmarks.scaling --compile          # the same, compiled by torch.compile
+    torchrun --nproc-per-node 2 -m benchmarks.scaling --how captured     # the same, recorded and replayed
+    torchrun --nproc-per-node 2 -m benchmarks.scaling --how blocks       # the same, its blocks compiled; or: compiled
     torchrun --nproc-per-node 2 -m benchmarks.scaling --volume 1024      # one step of a volume that no GPU holds
     torchrun --nproc-per-node 2 -m benchmarks.scaling --small            # on gloo and a CPU, toy sizes
 
@@ -17,6 +18,8 @@ import os
 import statistics
 import subprocess
 import time
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,11 +31,14 @@ from apps.aero.model import ModelConfig as TransolverConfig
 from apps.aero.model import Transolver
 from benchmarks import models
 from benchmarks.wire import Tape
-from core import DistributedManager, ShardTensor, scatter_tensor, set_attention_strategy
+from core import DistributedManager, ShardTensor, capture, scatter_tensor, set_attention_strategy
+from core.capture import release
 from core.debug import trace
 from core.gradients import gather_in_buckets
 from core.ops.slots import slot_read, slot_sums
 from core.parallelize import shard_spatial_params_
+
+HOW = ("eager", "compiled", "blocks", "captured")
 
 
 class Slots(nn.Module):
@@ -111,6 +117,25 @@ def measure(module, inputs, device, repeats):
     return first, median_ms(step, device, repeats), peak_gib(device)
 
 
+@contextmanager
+def made_fast(module, how):
+    """The module as it is, compiled as a whole or block by block, or recorded; on one device too."""
+    torch._dynamo.reset()
+    parts = list(getattr(module, "blocks", [module])) if how == "blocks" else []
+    for part in parts:
+        part.compile(fullgraph=True, dynamic=False)
+    yield {"compiled": partial(torch.compile, fullgraph=True, dynamic=False), "captured": capture}.get(how, _same)(
+        module
+    )
+    for part in parts:
+        part._compiled_call_impl = None
+    release(module)
+
+
+def _same(module):
+    return module
+
+
 # -- one row of the table ---------------------------------------------------------------------------------------------
 def compare(make, shapes, dim, meshes, args):
     """Plain, on shards of one rank, on shards of all; and what the messages of the last do."""
@@ -122,14 +147,15 @@ def compare(make, shapes, dim, meshes, args):
     whole, times = [torch.randn(s, device=device, dtype=dtype) for s in shapes], []
     for mesh in (None, *meshes):
         inputs = whole if mesh is None else [scatter_tensor(x, None, mesh, [Shard(dim)]) for x in whole]
-        torch._dynamo.reset()
-        run = torch.compile(module, fullgraph=True, dynamic=False) if args.compile else module
-        times.append(measure(run, inputs, device, args.repeats))
+        with made_fast(module, args.how) as run:
+            times.append(measure(run, inputs, device, args.repeats))
     del whole
     plain, one, many = times
     row = {"plain": plain[:2], "one_rank": one[:2], "all": many[:2], "gib": [plain[2], many[2]]}
     row["efficiency"] = [min(a, b) / (meshes[1].size() * c) for a, b, c in zip(plain[:2], one[:2], many[:2])]
-    return row | messages(forward_and_step(module, inputs)[1], None if args.compile else many[1], device, args.repeats)
+    return row | messages(
+        forward_and_step(module, inputs)[1], many[1] if args.how == "eager" else None, device, args.repeats
+    )
 
 
 def messages(step, total, device, repeats):
@@ -201,7 +227,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--only", default="", help="part of the case's name")
-    parser.add_argument("--compile", action="store_true", help="compile the module, on one device too")
+    parser.add_argument("--how", default="eager", choices=HOW, help="modules as they are, compiled, or replayed")
     parser.add_argument("--strategy", default="auto", choices=["auto", "gather", "ring", "heads"], help="of attention")
     parser.add_argument("--volume", type=int, metavar="SIDE", help="only a volume of so many points a side")
     parser.add_argument("--repeats", type=int, default=7)
@@ -215,7 +241,7 @@ def main():
     meshes = [manager.initialize_mesh(shape, ("ddp", "domain"))["domain"] for shape in ((ranks, 1), (1, ranks))]
     torch.backends.cudnn.benchmark = True
     set_attention_strategy(args.strategy)
-    how = f"{'compiled' if args.compile else 'eager'}, attention {args.strategy}"
+    how = f"{args.how}, attention {args.strategy}"
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     say = print if manager.rank == 0 else lambda *a, **k: None
     say(f"{ranks} x {machine}, {how}, torch {torch.__version__}; ms forward / step", flush=True)

@@ -23,7 +23,7 @@ _MOST = 8  # kinds of call that are kept
 
 
 def capture(module):
-    """Records the forward and backward pass of ``module`` on a GPU, in place, and returns it; elsewhere does nothing.
+    """Records the forward and backward pass of ``module`` on a GPU, in place, and returns it; without GPU does nothing.
 
     Each kind of call (shapes, dtypes, cuts, gradients wanted or not, training or not, autocast) is recorded when it
     first comes, on all ranks alike, and keeps the memory of its activations. Arguments are tensors and what compares
@@ -33,7 +33,7 @@ def capture(module):
         ShardingError: more than eight kinds of call; a backward pass whose activations the next call has overwritten;
             random numbers while recording.
     """
-    if any(p.device.type == "cuda" for p in module.parameters()):
+    if torch.cuda.is_available():
         module.forward = _Captured(module, module.forward)
     return module
 
@@ -61,10 +61,10 @@ class _Captured:
         self.weights = list(module.parameters())
 
     def __call__(self, *args, **kwargs):
-        if torch.cuda.is_current_stream_capturing() or torch.compiler.is_compiling():
-            return self.original(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         kind = scan(args, tensors), tuple(kwargs), scan(kwargs.values(), tensors), _modes(self.original.module)
+        if not any(t.is_cuda for t in tensors) or torch.cuda.is_current_stream_capturing():
+            return self.original(*args, **kwargs)
         differentiated = torch.is_grad_enabled()
         memory = tuple([(p.requires_grad, _local(p).data_ptr()) for p in self.weights])
         kind = kind, differentiated, tuple([(t.dtype, t.requires_grad and differentiated) for t in tensors]), memory

@@ -105,7 +105,9 @@ class SliceAttention(nn.Module):
             return NoisyPlaces(torch.softmax(logits / temperature, dim=-1))
         slots = torch.cat([self.slice.weight, self.slice.bias[:, None]], -1)
         slots = F.pad(slots, (0, placed.shape[-1] - slots.shape[-1]))
-        return Places((placed / temperature).transpose(1, 2), slots[None, None])
+        if self.config.plus:
+            return Places((placed / temperature).transpose(1, 2), slots[None, None])
+        return Places(placed.transpose(1, 2), (slots / temperature[:, None])[None])  # slots are few, points many
 
     def sums(self, x, places, measure=None):
         """Weighted sum of the points of each slice and, after it, its weight, (B, H, G, D + 1); of parts, they add.
@@ -137,8 +139,8 @@ class SliceAttention(nn.Module):
 
 
 class Places(NamedTuple):
-    """Points among slices by softmax(q k^T) over the slices, which is never written out. q: (B, H, N, D + 1), scaled;
-    k: (1, 1, G, D + 1); both with zeros after these channels on a GPU."""
+    """Points among slices by softmax(q k^T) over the slices, which is never written out. q: (B, H, N, D + 1); k: (1, 1
+    or H, G, D + 1); one of them over the temperature, both with zeros after these channels on a GPU."""
 
     q: torch.Tensor
     k: torch.Tensor

@@ -1,0 +1,117 @@
+"""Recorded modules: on two GPUs (``pytest -m gpu``) what eager ones give; on a CPU they stay what they are."""
+
+import pytest
+import torch
+from pool import Pool
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+
+from core import ShardingError, capture, scatter_tensor
+from core.capture import release
+from core.parallelize import parallelize
+
+
+class Mixer(nn.Module):
+    """Convolution, attention over a cut sequence, norms."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.attend, self.head = nn.MultiheadAttention(16, 2, batch_first=True), nn.Linear(16, 2)
+
+    def forward(self, image, level):
+        x = self.norm(self.embed(image)).flatten(2).transpose(1, 2) * level
+        return self.head(x + self.attend(x, x, x, need_weights=False)[0])
+
+
+def made():
+    torch.manual_seed(0)
+    return Mixer().cuda().double()
+
+
+def image(mesh, seed, wanted=False):
+    torch.manual_seed(seed)
+    return scatter_tensor(torch.randn(2, 3, 9, 6).cuda().double(), None, mesh, [Shard(2)], requires_grad=wanted)
+
+
+def step(model, optimizer, mesh, seed, parts=1, autocast=False):
+    """Losses and gradients of a step on ``parts`` images."""
+    found = []
+    optimizer.zero_grad()
+    for part in range(parts):
+        x = image(mesh, 10 * seed + part, True)
+        level = torch.full((), 1.0 + seed, device="cuda", dtype=torch.float64)
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = (model(x, level) ** 3).mean()
+        loss.backward()
+        found += [loss.detach().full_tensor(), x.grad.full_tensor()]
+    found += [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    return found
+
+
+def as_eager(meshes):
+    for autocast in (False, True):
+        pair = [made(), made()]
+        capture(pair[1])
+        optimizers = [torch.optim.AdamW(m.parameters(), 1e-2) for m in pair]
+        for seed in range(3):
+            for parts in (1, 2):
+                expected, got = (step(*both, meshes["2"], seed, parts, autocast) for both in zip(pair, optimizers))
+                torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        for seed in range(3):
+            a, b = (m(image(meshes["2"], seed), torch.ones((), device="cuda").double()).full_tensor() for m in pair)
+            torch.testing.assert_close(a, b)
+    assert len(pair[1].forward.recordings) == 2  # with gradients and without
+    release(pair[1])
+    assert pair[1].forward.__func__ is Mixer.forward
+
+
+def between_data_groups(meshes):
+    """One rank a data group: DDP around a recorded module has the mean of the gradients."""
+    data = made()
+    mesh = init_device_mesh("cuda", (2, 1), mesh_dim_names=("ddp", "domain"))
+    wrapped = parallelize(capture(made()), mesh)
+    rank = torch.distributed.get_rank()
+    for seed in range(2):
+        wrapped.zero_grad()
+        (wrapped(image(mesh["domain"], seed + rank), torch.ones((), device="cuda").double()) ** 2).mean().backward()
+        data.zero_grad()
+        for r in range(2):
+            out = data(image(mesh["domain"], seed + r), torch.ones((), device="cuda").double())
+            ((out**2).mean() / 2).backward()
+        for p, q in zip(wrapped.module.parameters(), data.parameters()):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-9, atol=1e-12)
+
+
+def refused(meshes):
+    model, one = capture(made()), torch.ones((), device="cuda").double()
+    first, _ = (model(image(meshes["2"], 0, True), one) for _ in range(2))
+    with pytest.raises(ShardingError, match="overwritten by a later one"):
+        first.sum().backward()
+    drawn = capture(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Dropout(0.5)).cuda().double())
+    with pytest.raises(ShardingError, match="the same at every replay"):
+        drawn(image(meshes["2"], 0))
+
+
+@pytest.fixture(scope="module")
+def gpus():
+    pool = Pool(world=2, device="cuda")
+    yield pool
+    pool.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", (as_eager, between_data_groups, refused))
+def test_on_gpus(gpus, check):
+    gpus.run(check, timeout=120)
+
+
+def test_elsewhere_nothing_changes():
+    model, x = Mixer(), torch.randn(2, 3, 9, 6)
+    before = model(x, 1.0)
+    torch.testing.assert_close(capture(model)(x, 1.0), before)
+    release(model)
+    assert model.forward.__func__ is Mixer.forward
