@@ -1,4 +1,4 @@
-"""What the aero tests share: small settings, a small body, and Python in processes of its own."""
+"""What the aero tests share: small settings, a small body, and Python in a process of its own."""
 
 import os
 import subprocess
@@ -14,16 +14,12 @@ AHMED = Path(__file__).parent / "data" / "aero"
 SMALL = ["--points", "256", "--width", "16", "--layers", "1", "--heads", "2", "--slices", "4", "--log-every", "1"]
 
 
-def python(*args, ranks=1):
-    """Runs python (under torchrun where there are several ranks) and returns the finished process."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launch, *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
-
-
-def environment(**more):
-    """Of a process that finds this checkout and computes on one thread."""
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
+def python(*args):
+    """Runs python, which finds this checkout and computes on one thread, and returns the finished process."""
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *map(str, args)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
+    )
 
 
 def cube(reverse=False):

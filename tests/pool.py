@@ -7,6 +7,7 @@ failure of one case and not of the session.
 """
 
 import faulthandler
+import gc
 import multiprocessing as mp
 import os
 import tempfile
@@ -40,6 +41,7 @@ def _serve(rank, world, device, seed, store, pipe):
 
     from core.dispatch import HANDLERS, RULES
 
+    gc.freeze()  # memory that is shared with the process copied stays so, where no collector marks it
     faulthandler.enable()  # who dies of a signal says where
     torch.set_num_threads(1)
     if device == "cuda":

@@ -3,15 +3,13 @@
 import json
 import os
 import shutil
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from aero_runs import AHMED, ROOT, SMALL, environment, python
+from aero_runs import AHMED, SMALL, python
+from launch import launch
 
 from apps.aero import evaluate, infer, train
 from apps.aero.dataset import Points, Scaling
@@ -214,17 +212,12 @@ def test_inference_and_evaluation_refuse_bad_input(trained, archive, tmp_path, c
     assert not out.exists()
 
 
+def train_on_a_rank(rank, flags):
+    train.main(flags)
+
+
 def test_more_ranks_than_rows_end_every_rank_with_status_2(archive, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     flags = ["--archive", archive, "--out", tmp_path / "out", *SMALL, "--points", "1", "--domain", "2", "--steps", "1"]
-    command = [sys.executable, "-m", "apps.aero.train", *map(str, flags)]
-    env = environment(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    ranks = [subprocess.Popen(command, cwd=ROOT, env=env | {"RANK": str(r), "LOCAL_RANK": str(r)},
-                              stderr=subprocess.PIPE, text=True) for r in range(2)]  # fmt: skip
-    for rank in ranks:
-        error = rank.communicate(timeout=60)[1]
-        assert rank.returncode == 2, error
-        assert "2 ranks cannot share the 1 rows" in error and "--domain" in error
+    for status, error in launch(2, train_on_a_rank, [*map(str, flags)]):
+        assert status == 2 and "2 ranks cannot share the 1 rows" in error and "--domain" in error, error
     assert not list(tmp_path.glob("out/checkpoints/*"))
