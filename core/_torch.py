@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes as no_modes  # r
 
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
 NoDispatch = torch._C._DisableTorchDispatch
+BelowAutograd = torch._C._AutoDispatchBelowAutograd
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 no_torch_function = torch._C._disabled_torch_function_impl
 wire = torch.ops._c10d_functional
@@ -44,11 +45,12 @@ def send(operator, *args):
     """Sends a message to the group that the last argument names. The ranks' graphs differ, their messages must not: the
     compiler may not take two messages for one because a rank without rows fills both with the same, nor put one of a
     backward pass into the forward pass because on this rank it does not depend on incoming gradients."""
-    if torch.compiler.is_compiling():
+    if compiling := torch.compiler.is_compiling():
         args = (*args[:-1], _another_name(args[-1]))
     meta = torch.fx.traceback.current_meta
     if meta.get("partitioner_tag") != "is_backward":
-        return operator(*args)
+        with nullcontext() if compiling else BelowAutograd():  # derivatives are ours; torch's would cost their Python
+            return operator(*args)
     meta["partitioner_tag"] = "must_be_in_backward"
     try:
         return operator(*args)
@@ -141,6 +143,7 @@ def wait(tensor):
 
 __all__ = [
     "AsyncCollectiveTensor",
+    "BelowAutograd",
     "DispatchMode",
     "FakeTensor",
     "FakeTensorMode",

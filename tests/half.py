@@ -5,7 +5,7 @@ that lacks a halo is off by tenths; the bounds are a few units of bf16's last pl
 """
 
 import torch
-from cases import _here, _seed, cut, load, operands, tensors_of
+from cases import _here, cut, load, operands, seed_torch, tensors_of
 
 from core import neighborhood_attention
 
@@ -56,14 +56,14 @@ def errors(mesh, name, split):
     row, device, found = load()[name], mesh.device_type, []
     drawn = operands(row, 1000, device)
     plain = [_converted(x, torch.float64) for x in drawn]
-    _seed(1000, device)
+    seed_torch(1000, device)
     outs = tensors_of(row.fn(*plain))
     g = torch.Generator().manual_seed(1001)
     cotangents = [torch.randn(t.shape, dtype=torch.float64, generator=g).bfloat16().to(device) for t in outs]
     wanted = {"result": outs, "gradient": _gradients(outs, cotangents, plain)}
     for dims in row.cuts:
         parts = [cut(_converted(x, torch.bfloat16), mesh, d, split) for x, d in zip(drawn, dims)]
-        _seed(1000, device)
+        seed_torch(1000, device)
         outs = tensors_of(row.fn(*parts))
         got = {"result": outs, "gradient": _gradients(outs, cotangents, parts)}
         for what in wanted:

@@ -36,6 +36,13 @@ class Probe(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+def test_below_autograd_nothing_is_recorded():
+    x = torch.ones(2, requires_grad=True)
+    with _torch.BelowAutograd():
+        y = x * 2
+    assert not y.requires_grad and (x * 2).requires_grad
+
+
 def test_no_torch_function_switches_the_protocol_off():
     x = torch.zeros(2).as_subclass(Probe)
     Probe.calls = 0

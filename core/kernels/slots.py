@@ -34,7 +34,7 @@ class Config(NamedTuple):
 
 # (channels at most, bytes of a number) -> read, sums, backward of points, backward of slots
 CONFIGS = {
-    (64, 2): [Config(128, 128, 8, 2), Config(64, 128, 4, 3), Config(128, 64, 8, 2), Config(64, 128, 8, 2)],
+    (64, 2): [Config(64, 128, 4, 2), Config(64, 128, 4, 3), Config(64, 64, 4, 2), Config(128, 128, 8, 2)],
     (128, 2): [Config(128, 64, 8, 2), Config(64, 128, 8, 2), Config(64, 64, 4, 2), Config(64, 128, 8, 1)],
     (256, 2): [Config(64, 64, 4, 2), Config(64, 64, 8, 2), Config(64, 32, 8, 2), Config(64, 64, 8, 1)],
     (64, 4): [Config(64, 64, 4, 2), Config(64, 64, 4, 2), Config(64, 32, 4, 1), Config(32, 64, 8, 1)],

@@ -18,9 +18,14 @@ def together(k, v, sizes, group):
     """Keys and values of all ranks, in one message where they have the same shape. Differentiable."""
     if group.size == 1:
         return k, v
+    gathered = _Gathered.apply if torch.is_grad_enabled() else _gathered
     if k.shape != v.shape:
-        return tuple(_Gathered.apply(t.movedim(-2, 0), sizes, group).movedim(0, -2) for t in (k, v))
-    return _apart(_Gathered.apply(_stacked(k, v), sizes, group))
+        return tuple(gathered(t.movedim(-2, 0), sizes, group).movedim(0, -2) for t in (k, v))
+    return _apart(gathered(_stacked(k, v), sizes, group))
+
+
+def _gathered(x, sizes, group):
+    return c.send_gather(x, 0, sizes, group)
 
 
 def _stacked(k, v):
@@ -38,7 +43,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, sizes, group):
         ctx.call = sizes, group
-        return c.send_gather(x, 0, sizes, group)
+        return _gathered(x, sizes, group)
 
     @staticmethod
     def backward(ctx, grad):
