@@ -1,6 +1,7 @@
 """Both training loops as a person starts them, on one device and on all of one host: rate and memory.
 
     python -m benchmarks.training                 # GPUs: forecaster conus6km, Transolver on 300,000 points
+    python -m benchmarks.training --capture       # the same with the passes recorded and replayed
     python -m benchmarks.training --small         # CPU, toy sizes, one process and two
 
 Archives of made storms and bodies are built first, in a temporary folder. The rate is that of the last log interval.
@@ -59,6 +60,7 @@ def train(module, flags, ranks, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--capture", action="store_true", help="record the passes of the model and replay them")
     args = parser.parse_args()
     ranks = max(torch.cuda.device_count(), 1) if not args.small else 2
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +69,8 @@ def main():
         build(folder, args.small)
         print(f"archives built in {time.perf_counter() - start:.0f} s", flush=True)
         for name, (module, *flags) in commands(folder, args.small):
-            print(name, flush=True)
+            flags += ["--capture"] * args.capture
+            print(f"{name}{', captured' * args.capture}", flush=True)
             base = None
             for n in sorted({1, ranks}):
                 row = train(module, flags, n, folder / f"{module}-{n}")

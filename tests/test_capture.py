@@ -25,23 +25,23 @@ class Mixer(nn.Module):
         return self.head(x + self.attend(x, x, x, need_weights=False)[0])
 
 
-def made():
+def made(dtype=torch.float64):
     torch.manual_seed(0)
-    return Mixer().cuda().double()
+    return Mixer().to("cuda", dtype)
 
 
-def image(mesh, seed, wanted=False):
+def image(mesh, seed, wanted=False, dtype=torch.float64):
     torch.manual_seed(seed)
-    return scatter_tensor(torch.randn(2, 3, 9, 6).cuda().double(), None, mesh, [Shard(2)], requires_grad=wanted)
+    return scatter_tensor(torch.randn(2, 3, 9, 6).to("cuda", dtype), None, mesh, [Shard(2)], requires_grad=wanted)
 
 
 def step(model, optimizer, mesh, seed, parts=1, autocast=False):
     """Losses and gradients of a step on ``parts`` images."""
-    found = []
+    found, dtype = [], next(model.parameters()).dtype
     optimizer.zero_grad()
     for part in range(parts):
-        x = image(mesh, 10 * seed + part, True)
-        level = torch.full((), 1.0 + seed, device="cuda", dtype=torch.float64)
+        x = image(mesh, 10 * seed + part, True, dtype)
+        level = torch.full((), 1.0 + seed, device="cuda", dtype=dtype)
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             loss = (model(x, level) ** 3).mean()
         loss.backward()
@@ -52,14 +52,14 @@ def step(model, optimizer, mesh, seed, parts=1, autocast=False):
 
 
 def as_eager(meshes):
-    for autocast in (False, True):
-        pair = [made(), made()]
+    for autocast, dtype, bound in ((True, torch.float32, 1e-3), (False, torch.float64, 1e-9)):
+        pair = [made(dtype), made(dtype)]
         capture(pair[1])
         optimizers = [torch.optim.AdamW(m.parameters(), 1e-2) for m in pair]
         for seed in range(3):
             for parts in (1, 2):
                 expected, got = (step(*both, meshes["2"], seed, parts, autocast) for both in zip(pair, optimizers))
-                torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+                torch.testing.assert_close(got, expected, rtol=bound, atol=1e-3 * bound)
     with torch.no_grad():
         for seed in range(3):
             a, b = (m(image(meshes["2"], seed), torch.ones((), device="cuda").double()).full_tensor() for m in pair)

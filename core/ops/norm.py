@@ -21,8 +21,8 @@ aten = torch.ops.aten
 
 
 def _result_dtype(x):
-    """Torch's normalisations keep the dtype, except that CUDA's autocast runs them in fp32."""
-    return torch.float32 if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
+    """Torch's normalisations keep the dtype, except that CUDA's autocast runs those of half precision in fp32."""
+    return torch.float32 if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64 else x.dtype
 
 
 def _trailing(func, x, normalized_shape):
