@@ -1,10 +1,15 @@
-"""The pool of workers that the cases run on: a death by a signal is tried once more, one that repeats fails."""
+"""The pool of workers that the cases run on: a death by a signal is tried once more, one that repeats fails, silence
+fails; cases start at a seed, which a failure names."""
 
 import os
 import signal
+import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
+from conftest import pytest_runtest_makereport
 from pool import CaseFailed
 
 
@@ -28,3 +33,34 @@ def test_a_death_that_repeats_fails(pool):
         pytest.raises(CaseFailed, match="rank 1 died with exit code -6"),
     ):
         pool.run(dies, "")
+
+
+def draws(meshes):
+    torch.rand(1)
+    return torch.initial_seed()
+
+
+def is_silent(meshes):
+    time.sleep(60 if dist.get_rank() == 2 else 0)
+
+
+def test_silence_fails_and_the_next_case_has_new_workers(pool):
+    pool.run(draws)  # new workers may take their time
+    with pytest.raises(CaseFailed, match=r"no answer within 1 s from ranks \[2\]"):
+        pool.run(is_silent, timeout=1)
+    assert len(pool.run(draws)) == 4
+
+
+def test_cases_start_at_the_seed(pool, request):
+    for _ in range(2):
+        assert pool.run(draws) == [request.config.getoption("seed")] * 4
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_failure_names_its_seed(request, failed):
+    hook = pytest_runtest_makereport(request.node)
+    next(hook)
+    with pytest.raises(StopIteration) as end:
+        hook.send(SimpleNamespace(failed=failed, sections=[]))
+    again = f"pytest '{request.node.nodeid}' --seed {request.config.getoption('seed')}"
+    assert end.value.value.sections == [("seed", again)] * failed
