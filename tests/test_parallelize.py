@@ -204,7 +204,7 @@ def stay_equal(meshes, steps):
         verify_replicas(weights, mesh)
 
 
-@pytest.mark.parametrize("steps", [200, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("steps", [60, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_replicas_stay_equal(pool, steps):
     pool.run(stay_equal, steps, timeout=300)
 
