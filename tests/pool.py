@@ -91,10 +91,13 @@ def make_meshes():
 
 
 def make_gpu_meshes():
+    """Of one GPU, and of as many as there are workers, named by their number."""
+    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    one = init_device_mesh("cuda", (2, 1), mesh_dim_names=("ddp", "domain"))
-    return {"1": one["domain"], "2": init_device_mesh("cuda", (2,), mesh_dim_names=("domain",))}
+    world = dist.get_world_size()
+    one = init_device_mesh("cuda", (world, 1), mesh_dim_names=("ddp", "domain"))
+    return {"1": one["domain"], str(world): init_device_mesh("cuda", (world,), mesh_dim_names=("domain",))}
 
 
 class Pool:

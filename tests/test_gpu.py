@@ -1,4 +1,4 @@
-"""Two GPUs with NCCL: ``pytest -m gpu``, not selected by a plain ``pytest``.
+"""One GPU, or two with NCCL: ``pytest -m gpu``, not selected by a plain ``pytest``.
 
 The rows of the table in fp64; those of attention, norms, convolution and what has kernels in bf16 against fp64 of one
 process (:mod:`half` states the bounds, ``test_half.py`` runs some on a CPU); more numbers than 32 bits can count.
@@ -12,20 +12,15 @@ from pool import Pool
 
 from core.kernels import has_kernel
 
-ROWS = [
-    (name, mesh, split)
-    for name, row in load().items()
-    if row.cuts
-    for mesh, split in (("1", "chunk"), ("2", "uneven"), ("2", "empty"))
-]
-HALVES = [
-    (f, mesh, split) for f in (*half.WHOLE_FAMILIES, *half.BESIDE) for mesh, split in (("1", "chunk"), ("2", "uneven"))
-]
+WORLD = min(torch.cuda.device_count(), 2)
+ON_MESHES = (("1", "chunk"), ("2", "uneven"), ("2", "empty"))[: 3 if WORLD == 2 else 1]
+ROWS = [(name, *on) for name, row in load().items() if row.cuts for on in ON_MESHES]
+HALVES = [(f, *on) for f in (*half.WHOLE_FAMILIES, *half.BESIDE) for on in ON_MESHES[:2]]
 
 
 @pytest.fixture(scope="module")
 def gpus():
-    pool = Pool(world=2, device="cuda")
+    pool = Pool(WORLD, device="cuda")
     yield pool
     pool.close()
 
