@@ -1,12 +1,14 @@
 """The kernels of slots on one GPU: are they right, how fast are they beside torch's, and which cut of them is fastest.
 
-    python -m benchmarks.slots            # under a minute: checks, times, then a sweep over the cuts
+    python -m benchmarks.slots                # about two minutes: checks, times, then a sweep over the cuts
+    python -m benchmarks.slots --slots 512    # of so many slots only
 
 Errors are relative to torch in fp64. Times are medians in milliseconds; GB/s count what has to be read and
 written once. Every cut of the sweep must give the results of the first one. What wins belongs in ``CONFIGS`` and
 ``PROGRAMS`` of ``core/kernels/slots.py``.
 """
 
+import argparse
 import statistics
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -31,11 +33,28 @@ BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}
 NAMES = ("read", "sums", "backward of points", "backward of slots")
 GIVEN = tuple(kernels.CONFIGS[KEY])
 CUTS = {  # tile, block, warps, stages
-    "read": [(128, 128, 8, 2), (128, 128, 4, 2), (64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 4, 3), (64, 64, 4, 2)],
-    "sums": [(64, 128, 4, 3), (64, 128, 4, 2), (128, 128, 8, 2), (128, 128, 8, 3), (64, 128, 8, 3), (64, 64, 4, 3)],
+    "read": [
+        (64, 256, 8, 2),
+        (128, 128, 8, 2),
+        (128, 128, 4, 2),
+        (64, 128, 4, 2),
+        (128, 64, 4, 2),
+        (128, 64, 4, 3),
+        (64, 64, 4, 2),
+    ],
+    "sums": [
+        (32, 256, 8, 2),
+        (64, 256, 8, 2),
+        (64, 128, 4, 3),
+        (64, 128, 4, 2),
+        (128, 128, 8, 2),
+        (128, 128, 8, 3),
+        (64, 128, 8, 3),
+        (64, 64, 4, 3),
+    ],
     "backward of slots": [
         *[(64, 128, 8, 2), (64, 128, 8, 3), (64, 128, 4, 2), (128, 128, 8, 2), (32, 128, 4, 2)],
-        *[(64, 64, 4, 2), (128, 64, 8, 2), (64, 64, 8, 2)],
+        *[(64, 64, 4, 2), (128, 64, 8, 2), (64, 64, 8, 2), (32, 256, 8, 2), (64, 256, 8, 1), (32, 128, 8, 2)],
     ],
     "backward of points": [(128, 64, 8, 2), (128, 64, 4, 2), (64, 64, 4, 2), (64, 128, 4, 2), (128, 128, 8, 2)],
 }
@@ -186,7 +205,13 @@ def sweep(points, slots, failed):
 
 
 def main():
-    jobs = [(slots, name, cut) for slots in (128, 512) for name, cuts in CUTS.items() for cut in cuts]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--slots", type=int, choices=[128, 512], help="only sizes of so many slots")
+    only = parser.parse_args().slots
+    sizes = [size for size in SIZES if only in (None, size[1])]
+    jobs = [
+        (slots, name, cut) for slots in sorted({s for _, s in sizes}) for name, cuts in CUTS.items() for cut in cuts
+    ]
     with ProcessPoolExecutor(min(cpu_count(), 16), get_context("fork")) as pool:  # before this process has a device
         checks = [pool.submit(check, size, dtype) for size in CHECKS for dtype in BOUNDS]
         failed = dict(zip(jobs, pool.map(compiled, *zip(*jobs))))
@@ -195,9 +220,9 @@ def main():
         print(size, dtype, *(f"{x:.1e}" for x in off), "" if max(off) < BOUNDS[dtype] else "WRONG", flush=True)
     off = check(CHECKS[0], torch.bfloat16, lambda function: torch.compile(lambda *t: function(*t), fullgraph=True))
     print("compiled", *(f"{x:.1e}" for x in off), "" if max(off) < 2e-2 else "WRONG", flush=True)
-    for size in SIZES:
+    for size in sizes:
         times(*size)
-    for size in SIZES[:2]:
+    for size in [size for size in sizes if size in SIZES[:2]]:
         kernels.CONFIGS[KEY] = list(GIVEN)
         sweep(*size, failed)
         times(*size, rivals=False)
