@@ -25,10 +25,13 @@ CASES = {  # call, shape of the input and of the weight, the dim that is cut, an
     ),
     "strided": (dict(padding=1, stride=2), I, (3, 4, 3, 3), 2, ((10, 6), (4, 0, 12), (4, 6, 6))),
     "even kernel": (dict(padding=(1, 0), stride=(2, 3)), I, (3, 4, 4, 2), 2, ((10, 6), (4, 4, 8))),
+    "no output": (dict(stride=4), I, (3, 4, 4, 2), 2, ()),
     "1d": (dict(padding="same"), S, (4, 4, 7), 2, ((17, 7), (6, 9, 9))),
     "3d": (dict(padding=(0, 2, 1)), V, (3, 2, 2, 5, 3), 3, ((7, 5), (4, 4, 4))),
 }  # fmt: skip
-JOINED = {"3x3": ((15, 1), (7, 1, 8)), "strided": ((9, 7), (1, 6, 9)), "even kernel": ((13, 3),)}
+JOINED = {
+    "3x3": ((15, 1), (7, 1, 8)), "strided": ((9, 7), (1, 6, 9)), "even kernel": ((13, 3),), "no output": ((13, 3),),
+}  # fmt: skip
 
 
 @contextmanager
@@ -112,11 +115,21 @@ def test_as_one_process(pool, name):
 
 
 def cut_twice(meshes):
-    """Corners come along; parts are empty along either dim."""
-    run, operands, *_ = _operands("3x3")
-    for sizes in ({0: (9, 7), 1: (2, 4)}, {0: (16, 0), 1: (6, 0)}, {0: (0, 16), 1: (5, 1)}):
+    """Corners come along; parts are empty along either dim; along one of both dims rows may not line up."""
+    for name, dims, sizes in (
+        ("3x3", (2, 3), {0: (9, 7), 1: (2, 4)}),
+        ("3x3", (3, 2), {0: (2, 4), 1: (9, 7)}),
+        ("3x3", (2, 3), {0: (16, 0), 1: (6, 0)}),
+        ("3x3", (2, 3), {0: (0, 16), 1: (5, 1)}),
+        ("3x3", (2, 0), {0: (10, 6), 1: (2, 0)}),
+        ("strided", (2, 3), {0: (10, 6), 1: (4, 2)}),
+        ("even kernel", (2, 3), {0: (10, 6), 1: (3, 3)}),
+        ("3d", (2, 3), {0: (3, 1), 1: (7, 5)}),
+    ):
+        run, operands, *_ = _operands(name)
+        cuts = [[Shard(d) for d in dims], None, None]
         with strips():
-            check_sharded(run, operands, [[Shard(2), Shard(3)], None, None], meshes["2x2"], sizes=[sizes, None, None])
+            check_sharded(run, operands, cuts, meshes["2x2"], sizes=[sizes, None, None])
 
 
 def some_wanted(meshes):

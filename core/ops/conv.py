@@ -43,16 +43,13 @@ def conv(func, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         return _own(Interior.apply(fetch_all(t, first, others), *weights, how), out, first, dict.fromkeys(others, 0))
 
     operands = _inputs(x, weight, bias)
-    halo = w.halo(x, out, cut) if even else None
-    if halo is None and (cut or not even):
+    halos = w.halos(x, out, cut) if even else {}
+    if not halos and (cut or not even):
         return Plan(operands, out, joined if cut else None)
-    along = halo and halo.dim - first
-    others = {i: call for i, call in cut.items() if i != along}
-    rest = False, (0,) * n, groups
-    how = Convolution((*w.arguments(others), *rest))
-    if halo:
-        shape = [max(m, d - first in others) for d, m in enumerate(out.local_shape())]
-        how = Convolution(*how[:1], halo, (*w.arguments(cut), *rest), shape, partial(joined, dims={along: cut[along]}))
+    others = {i: call for i, call in cut.items() if i not in halos}
+    how = w.by_halo(list(halos.items()), set(others), groups)
+    if halos:
+        how = how._replace(joined=partial(joined, dims={i: cut[i] for i in halos}))
     return Plan(operands, out, interior if cut else None, formula=None if others else formula(how))
 
 
@@ -90,11 +87,20 @@ class _Windows:
         axis, halo = x.axis_of(i + 2), self.reach(x, out, i, call)
         return halo and all((*x.sizes[axis], *out.sizes[axis])) and not any(a < b for w in halo.wanted for a, b in w)
 
-    def halo(self, x, out, cut):
-        """Of the last cut dim whose rows line up, if parts are large."""
+    def halos(self, x, out, cut):
+        """Of the cut dims whose rows line up, if parts are large."""
         if x.shape.numel() < _least * x.mesh.size():
-            return None
-        return next(filter(None, (self.reach(x, out, i, call) for i, call in reversed(cut.items()))), None)
+            return {}
+        found = {i: self.reach(x, out, i, call) for i, call in cut.items()}
+        return {i: halo for i, halo in found.items() if halo is not None}
+
+    def by_halo(self, halos, without, groups):
+        """The :class:`Convolution` that takes one halo after the other, without padding along some dims."""
+        if not halos:
+            return Convolution((*self.arguments(without), False, (0,) * len(self.spans), groups))
+        (i, halo), *more = halos
+        own, strip = (self.by_halo(more, dims, groups) for dims in (without, {*without, i}))
+        return Convolution(halo=halo, own=own, strip=strip)
 
 
 @op(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)

@@ -46,17 +46,16 @@ class Convolution(NamedTuple):
     """One kind of call of this rank.
 
     Attributes:
-        call: stride, padding, dilation, transposed, output padding and groups, of own rows.
-        halo: None where nothing travels.
-        strip: as ``call``, of strips.
-        shape: of the own output.
+        call: stride, padding, dilation, transposed, output padding and groups, where nothing travels.
+        halo: of the first dim along which something does.
+        own, strip: as which own rows are then convolved, and strips; they may have a halo along another dim.
         joined: ``joined(x, weight)`` computes the same from one array and without bias; differentiable twice.
     """
 
-    call: tuple
+    call: tuple = ()
     halo: Halo | None = None
-    strip: tuple | None = None
-    shape: tuple | None = None
+    own: "Convolution | None" = None
+    strip: "Convolution | None" = None
     joined: Callable | None = None
 
 
@@ -76,7 +75,8 @@ def reaching(dim, sizes, ends, span, stride, padding, group):
     for n, start, stop in zip(sizes, ends, ends[1:]):
         rows, low, high = stop - start, at, at + n
         if n or rows:
-            if n < span - 1 or start * stride != at or (n + 2 * padding - span) // stride + 1 != rows:
+            made = (n + 2 * padding - span) // stride + 1
+            if n < span - 1 or start * stride != at or made != rows or not rows:
                 return None
             low, high = max(at - padding, 0), min(max((stop - 1) * stride - padding + span, high), total)
         wanted.append(((low, at), (at + n, high)))
@@ -96,50 +96,67 @@ def reaching(dim, sizes, ends, span, stride, padding, group):
 def forward(how, x, weight, bias=None, *args, **kwargs):
     """The own output, and the foreign rows that it took."""
     if how.halo is None:
-        return [aten.convolution(x, weight, bias, *how.call)]
+        return [_convolved(how.call, x, weight, bias)]
     dim, sizes, wanted, group, borders = how.halo
     coming = c.start_exchange(x, dim, sizes, wanted, group)
-    out = aten.convolution(x, weight, bias, *how.call) if x.shape[dim] else x.new_empty(how.shape)
+    out, *others = forward(how.own, x, weight, bias)
     foreign = coming().contiguous(memory_format=memory_format_of(x))
+    taken = [foreign]
     for border in borders:
         strip = _strip(border, dim, _rows(x, dim, border.own), foreign)
-        _rows(out, dim, border.outs).copy_(aten.convolution(strip, weight, bias, *how.strip))
-    return [out, foreign]
+        rows, *corners = forward(how.strip, strip, weight, bias)
+        _rows(out, dim, border.outs).copy_(rows)
+        for corner in corners:  # what lies beside own rows is among those that they took
+            _own_part(border, dim, corner).zero_()
+        taken += corners
+    return [out, *taken, *others]
 
 
 def backward(how, grad, extra, wanted, x, weight, bias=None, *args, **kwargs):
     """Gradients of ``x``, ``weight`` and ``bias``; None where ``wanted`` says so."""
     mask = [*wanted, False][:3]
     if not (mask[0] or mask[1]):
-        return [None, None, _of_bias(grad)][: len(wanted)]
+        return [None, None, _of_bias(grad)]
+    return _gradients(how, grad, iter(extra), mask, x, weight)[: len(wanted)]
+
+
+def _gradients(how, grad, taken, mask, x, weight):
     if how.halo is None:
-        return _gradients(how, grad, x, weight, mask)[: len(wanted)]
-    dim, sizes, ranges, group, borders = how.halo
-    (foreign,), terms = extra, []
+        return _of_convolved(how.call, grad, mask, x, weight)
+    dim, sizes, wanted, group, borders = how.halo
+    foreign, terms = next(taken), []
     home = torch.empty_like(foreign)
     for border in borders:
-        zeros = torch.zeros_like(_rows(x, dim, border.own))
-        strip, rows = _strip(border, dim, zeros, foreign), _rows(grad, dim, border.outs)
-        found = aten.convolution_backward(rows, strip, weight, None, *how.strip, [*mask[:2], False])
-        terms.append(found[1])
+        strip = _strip(border, dim, torch.zeros_like(_rows(x, dim, border.own)), foreign)
+        rows = _rows(grad, dim, border.outs)
+        to_strip, to_weight, _ = _gradients(how.strip, rows, taken, [*mask[:2], False], strip, weight)
+        terms.append(to_weight)
         if mask[0]:
-            start = 0 if border.before else zeros.shape[dim]
-            there = _rows(home, dim, border.foreign)
-            there.copy_(found[0].narrow(dim, start, there.shape[dim]))
-    add_theirs = c.start_return(home, dim, sizes, ranges, group) if mask[0] else None
-    found = _gradients(how, grad, x, weight, mask)
+            _rows(home, dim, border.foreign).copy_(_foreign_part(border, dim, to_strip))
+    add_theirs = c.start_return(home, dim, sizes, wanted, group) if mask[0] else None
+    found = _gradients(how.own, grad, taken, mask, x, weight)
     if mask[1]:
         for term in terms:
             found[1].add_(term)
     if mask[0]:
         add_theirs(found[0])
-    return found[: len(wanted)]
+    return found
 
 
-def _gradients(how, grad, x, weight, mask):
-    """Of the own rows between zeros."""
-    if how.halo is None or x.shape[how.halo.dim]:
-        return list(aten.convolution_backward(grad, x, weight, weight.shape[:1], *how.call, mask))
+# -- where nothing travels ------------------------------------------------------------------------------------------
+def _convolved(call, x, weight, bias):
+    if 0 not in x.shape[2:]:
+        return aten.convolution(x, weight, bias, *call)
+    geometry = zip(x.shape[2:], weight.shape[2:], *call[:3])
+    rows = [
+        n and (n + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for n, k, stride, padding, dilation in geometry
+    ]
+    return x.new_empty((x.shape[0], weight.shape[0], *rows))
+
+
+def _of_convolved(call, grad, mask, x, weight):
+    if 0 not in x.shape[2:]:
+        return list(aten.convolution_backward(grad, x, weight, weight.shape[:1], *call, mask))
     zeros = torch.zeros_like(x), torch.zeros_like(weight), weight.new_zeros(weight.shape[:1])
     return [zero if wanted else None for zero, wanted in zip(zeros, mask)]
 
@@ -157,22 +174,32 @@ def _strip(border, dim, own, foreign):
     return torch.cat([foreign, own] if border.before else [own, foreign], dim)
 
 
+def _foreign_part(border, dim, strip):
+    n = border.foreign[1] - border.foreign[0]
+    return strip.narrow(dim, 0 if border.before else strip.shape[dim] - n, n)
+
+
+def _own_part(border, dim, strip):
+    n = border.own[1] - border.own[0]
+    return strip.narrow(dim, strip.shape[dim] - n if border.before else 0, n)
+
+
 class Interior(torch.autograd.Function):
     """:func:`forward` and :func:`backward` for torch's graph, of a convolution with a halo."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, how):
-        out, foreign = forward(how, x, weight, bias)
-        ctx.save_for_backward(x, weight, foreign)
+        out, *taken = forward(how, x, weight, bias)
+        ctx.save_for_backward(x, weight, *taken)
         ctx.how = how
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight, foreign = ctx.saved_tensors
+        x, weight, *taken = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if not torch.is_grad_enabled():
-            return *backward(ctx.how, grad, [foreign], wanted, x, weight), None
+            return *backward(ctx.how, grad, taken, wanted, x, weight), None
         found = [None, None, _of_bias(grad) if wanted[2] else None]
         both = [i for i in (0, 1) if wanted[i]]
         if both:
