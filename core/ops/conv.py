@@ -1,8 +1,8 @@
 """Convolutions: each rank fetches the input rows that its output rows read, and calls the plain convolution.
 
 Zeros stand only beyond the edges of the whole, so the plain convolution needs no padding along cut dims. Large parts
-whose own rows line up with their own outputs stay where they are (:mod:`core.ops.interior`): one cut dim then needs no
-array of own and foreign rows. A transposed convolution is the same with the roles of input and output changed: a rank's
+whose own rows line up with their own outputs stay where they are (:mod:`core.ops.interior`), and no array of own and
+foreign rows is made. A transposed convolution is the same with the roles of input and output changed: a rank's
 output begins where the window of its first input row does. A rank without output rows computes one of zeros and drops
 it, so that its graph has the same exchanges as others'.
 """

@@ -6,6 +6,7 @@ The way back is the transpose: a convolution is linear in its rows, so what fore
 found from strips in which own rows are zero. That is computed first and sent; the gradients of own rows between zeros
 are computed meanwhile, and what comes from others is added to a few of their rows.
 
+Where a second dim is cut, own rows are convolved in this way along it, and so are strips, which brings the corners.
 Own rows must line up with own outputs (:func:`reaching`). A second derivative goes the way of one array.
 """
 
@@ -106,7 +107,7 @@ def forward(how, x, weight, bias=None, *args, **kwargs):
         strip = _strip(border, dim, _rows(x, dim, border.own), foreign)
         rows, *corners = forward(how.strip, strip, weight, bias)
         _rows(out, dim, border.outs).copy_(rows)
-        for corner in corners:  # what lies beside own rows is among those that they took
+        for corner in corners:  # of which those beside own rows are among what these took
             _own_part(border, dim, corner).zero_()
         taken += corners
     return [out, *taken, *others]
