@@ -126,14 +126,8 @@ def test_in_a_suite_of_ones_own(tmp_path, launcher):
     unwaited for when they end."""
     (tmp_path / "test_own.py").write_text(SUITE)
     command = [sys.executable, "-m", *launcher, "pytest", "-q", "test_own.py"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}  # the options of this run are not its own
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
     assert "unwaited" not in (done.stdout + done.stderr).lower(), done.stderr
 
