@@ -1,16 +1,14 @@
-"""Command lines from dataclasses: one flag a field, its comment as help, one way to fail.
+"""Command lines from dataclasses: one flag a field, its comment as help.
 
 Written here because training must start where only torch, numpy, xarray and zarr are installed.
 """
 
 import argparse
 import dataclasses
-import functools
-import sys
 import types
 import typing
 
-from core import DistributedManager, InputError
+from core import InputError
 
 
 def parse(config_class, argv=None, description=None):
@@ -60,19 +58,3 @@ def check_counts(config, *names):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}", remedy="Choose one or more")
-
-
-def command(main):
-    """Makes ``main(argv=None)`` a command: bad input ends in one message on standard error and exit status 2."""
-
-    @functools.wraps(main)
-    def run(argv=None):
-        try:
-            return main(argv)
-        except InputError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-            raise SystemExit(2) from None
-        finally:
-            DistributedManager.cleanup()
-
-    return run

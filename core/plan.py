@@ -11,7 +11,6 @@ nothing is computed and a model of any size is planned on a laptop; a :class:`co
 import argparse
 import ast
 import importlib
-import sys
 from contextlib import contextmanager, nullcontext
 from math import prod
 
@@ -23,6 +22,7 @@ from torch.distributed.tensor.placement_types import Shard
 
 from core import dispatch
 from core._torch import FakeTensorMode, join_fake_world, release_groups
+from core.command import command
 from core.debug import trace
 from core.devices import device_named
 from core.errors import InputError
@@ -179,6 +179,7 @@ def _input(text):
     return tuple(map(int, shape.split("x"))), [Shard(int(d)) for d in dims.split(",")] if dims else None
 
 
+@command
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m core.plan", description=__doc__.splitlines()[0])
     parser.add_argument("model", help="package.module:name of a class or function that makes the model")
@@ -201,7 +202,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        sys.exit(f"error: {error}")
+    main()

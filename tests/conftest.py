@@ -65,5 +65,5 @@ def ahmed(tmp_path_factory):
 
     folder, path = Path(__file__).parent / "data" / "aero", tmp_path_factory.mktemp("ahmed") / "a.zarr"
     runs = ["--run", str(folder / "ahmed25"), "--run", str(folder / "ahmed00")]
-    assert build.main([*runs, "--train", "ahmed25", "--test", "ahmed00", "--out", str(path)]) == 0
+    build.main([*runs, "--train", "ahmed25", "--test", "ahmed00", "--out", str(path)])
     return path

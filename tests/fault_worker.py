@@ -13,9 +13,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from test_loop import Toy, options  # noqa: E402
 
-from apps.cli import command  # noqa: E402
 from apps.loop import fit, start  # noqa: E402
 from core import checkpoint  # noqa: E402
+from core.command import command  # noqa: E402
 
 VICTIM, STEP = 1, 6
 

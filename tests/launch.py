@@ -10,6 +10,15 @@ from pathlib import Path
 from pool import copies
 
 
+def exit_status(main, argv):
+    """Exit status of a command."""
+    try:
+        main(argv)
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

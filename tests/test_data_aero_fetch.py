@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
+from launch import exit_status
 
 from data.aero import fetch
 
@@ -73,21 +74,21 @@ def here(folder):
 def test_files_come_whole_and_once(tmp_path, capsys):
     with serving() as (server, base):
         command = ["--runs", "1-2", "--what", "surface", "--base", base, "--out", str(tmp_path / "d")]
-        assert fetch.main([*command, "--dry-run"]) == 0
+        fetch.main([*command, "--dry-run"])
         assert not (tmp_path / "d").exists() and not server.log
         assert hashlib.sha256(server.files["/run_1/boundary_1.vtp"]).hexdigest() in capsys.readouterr().out
         server.breaks["/run_2/boundary_2.vtp"] = 2
-        assert fetch.main(command) == 0
-        assert here(tmp_path / "d") == FILES | {"fetched.json"}
+        fetch.main(command)
+        assert here(tmp_path / "d") == FILES | {"fetched.jsonl"}
         starts = [start for path, start in server.log if path == "/run_2/boundary_2.vtp"]
         assert len(starts) == 3 and 0 == starts[0] < starts[1] < starts[2]
-        known = json.loads((tmp_path / "d/fetched.json").read_text())
+        known = {e["name"]: e for e in map(json.loads, (tmp_path / "d/fetched.jsonl").read_text().splitlines())}
         for name in FILES:
             data = (tmp_path / "d" / name).read_bytes()
             assert data == server.files[f"/{name}"] and known[name]["sha256"] == hashlib.sha256(data).hexdigest()
         server.log.clear()
         (tmp_path / "d/run_1/geo_ref_1.csv").write_bytes(b"torn")
-        assert fetch.main(command) == 0
+        fetch.main(command)
         assert [path for path, _ in server.log] == ["/run_1/geo_ref_1.csv"]
 
 
@@ -96,14 +97,14 @@ def test_what_does_not_come_is_named_and_the_rest_goes_on(tmp_path, capsys):
         command = ["--runs", "1", "2", "7", "--what", "surface", "--base", base, "--out", str(tmp_path), "--tries", "1"]
         server.lies["/run_1/boundary_1.vtp"] = "0" * 64
         server.breaks["/run_2/geo_ref_2.csv"] = 1
-        assert fetch.main(command) == 2
+        assert exit_status(fetch.main, command) == 2
         out, err = capsys.readouterr()
         assert "missing in the store: run_7/boundary_7.vtp" in out and "5 files are not in the store and 2" in err
         assert "do not have the sha256" in out and "geo_ref_2.csv: failed" in out
         left = FILES - {"run_1/boundary_1.vtp", "run_2/geo_ref_2.csv"}
-        assert here(tmp_path) == left | {"fetched.json", "run_2/geo_ref_2.csv.partial"}
+        assert here(tmp_path) == left | {"fetched.jsonl", "run_2/geo_ref_2.csv.partial"}
         server.lies.clear()
-        assert fetch.main([*command[:3], *command[4:]]) == 0
+        fetch.main([*command[:3], *command[4:]])
         assert ("/run_2/geo_ref_2.csv", (4000 + len("run_2/geo_ref_2.csv")) // 2) in server.log
 
 
@@ -113,5 +114,5 @@ def test_runs_are_numbers_ranges_or_a_split(tmp_path, capsys):
 
     assert chosen("--runs", "3-5", "4", "9") == [3, 4, 5, 9]
     assert len(chosen("--split", "official")) == 484
-    assert fetch.main(["--runs", "one", "--out", str(tmp_path)]) == 2
+    assert exit_status(fetch.main, ["--runs", "one", "--out", str(tmp_path)]) == 2
     assert "'one' is no run number" in capsys.readouterr().err

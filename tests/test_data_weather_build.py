@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import xarray as xr
+from launch import exit_status
 from weather_files import (
     ALL,
     GLM_G16,
@@ -41,7 +42,7 @@ WEST_TEXAS = ["--resolution", "6km", "--rows", "90:150", "--cols", "380:480", "-
 def test_build_from_real_files(tmp_path, capsys):
     folder = copy_to(tmp_path / "mrms", MRMS[0], MRMS[2])
     out = tmp_path / "a.zarr"
-    assert build.main(["--mrms", str(folder), "--out", str(out), *WEST_TEXAS]) == 0
+    build.main(["--mrms", str(folder), "--out", str(out), *WEST_TEXAS])
     assert "3/3 frames" in capsys.readouterr().out
     reader = WeatherReader(out)
     assert reader.times.astype(str).tolist() == [f"2019-06-10T00:{m}:00" for m in ("00", "10", "20")]
@@ -53,18 +54,18 @@ def test_build_from_real_files(tmp_path, capsys):
     assert xr.open_zarr(out).coverage.values[:, 0].tolist() == pytest.approx(valid)
     assert reader.files["files"] == {file.name: sha256(file) for file in (MRMS[0], MRMS[2])}
     assert reader.attrs["matching"] == {"radar": {"rule": "nearest scan", "tolerance_minutes": 5.0}}
-    assert build.main(["--mrms", str(folder), "--out", str(out), *WEST_TEXAS]) == 2
+    assert exit_status(build.main, ["--mrms", str(folder), "--out", str(out), *WEST_TEXAS]) == 2
     assert "exists already" in capsys.readouterr().err
     later = copy_to(tmp_path / "later", MRMS[3])
-    assert build.main(["--mrms", str(later), "--out", str(out), "--append", *WEST_TEXAS]) == 0
+    build.main(["--mrms", str(later), "--out", str(out), "--append", *WEST_TEXAS])
     reader = WeatherReader(out)
     assert len(reader.times) == 4 and set(reader.files["files"]) == {MRMS[i].name for i in (0, 2, 3)}
-    assert build.main(["--mrms", str(later), "--out", str(out), "--append", *WEST_TEXAS]) == 0
+    build.main(["--mrms", str(later), "--out", str(out), "--append", *WEST_TEXAS])
     assert "nothing is later than 2019-06-10T00:30" in capsys.readouterr().out
     last = copy_to(tmp_path / "last", MRMS[3]) / MRMS[3].name
     write_mrms(last, np.zeros((20, 30)) + np.eye(20, 30), product=(209, 6, 1), time=(2019, 6, 10, 0, 40, 0))
     other = ["--mrms", str(last.parent), "--out", str(out), "--append", "--mrms-tolerance", "1min", *WEST_TEXAS]
-    assert build.main(other) == 2 and "variable matching" in capsys.readouterr().err
+    assert exit_status(build.main, other) == 2 and "variable matching" in capsys.readouterr().err
 
 
 def test_build_of_several_sensors(tmp_path):
@@ -74,7 +75,7 @@ def test_build_of_several_sensors(tmp_path):
     write_mcmip(folder / "OR_ABI-L2-MCMIPC-M6_G19_a.nc", {2: counts, 13: counts}, satellite="G19", seconds=797302840)
     out = tmp_path / "a.zarr"
     common = ["--abi", str(folder), "--glm", str(folder), "--step", "20s", "--out", str(out), *WEST_TEXAS]
-    assert build.main([*common, "--channels", "bt13,glm"]) == 0
+    build.main([*common, "--channels", "bt13,glm"])
     reader = WeatherReader(out)
     assert reader.channels == ["bt13", "glm"] and reader.times.astype(str).tolist() == ["2025-04-07T13:00:40"]
     assert reader.read("0", "fields", ALL)[0].max() == pytest.approx(89.62 + 3000 * 0.06145332, abs=1e-3)
@@ -94,7 +95,7 @@ def test_bad_input_ends_with_status_2_and_no_output(tmp_path, capsys, fault):
     else:
         next(folder.iterdir()).unlink()
     out = tmp_path / "out" / "a.zarr"
-    assert build.main(["--mrms", str(folder), "--out", str(out), "--strict", *WEST_TEXAS]) == 2
+    assert exit_status(build.main, ["--mrms", str(folder), "--out", str(out), "--strict", *WEST_TEXAS]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and ("raw" if fault == "empty folder" else "later.grib2") in error
     assert not out.parent.exists() or list(out.parent.iterdir()) == []
@@ -109,13 +110,16 @@ def test_fault_in_the_middle_leaves_no_output(tmp_path, capsys):
     data[len(data) // 2 : len(data) // 2 + 200000] = bytes(200000)  # the header stays whole, the image does not
     path.write_bytes(data)
     out = tmp_path / "a.zarr"
-    assert build.main(["--abi", str(folder), "--step", "20s", "--strict", "--out", str(out), *WEST_TEXAS]) == 2
+    assert (
+        exit_status(build.main, ["--abi", str(folder), "--step", "20s", "--strict", "--out", str(out), *WEST_TEXAS])
+        == 2
+    )
     assert path.name in capsys.readouterr().err and sorted(p.name for p in tmp_path.iterdir()) == ["raw"]
 
 
 def test_stage_iv_makes_an_archive_of_its_own(tmp_path):
     out = tmp_path / "rain.zarr"
-    assert build.main(["--out", str(out), "--stageiv", str(STAGEIV)]) == 0
+    build.main(["--out", str(out), "--stageiv", str(STAGEIV)])
     reader = WeatherReader(out)
     assert reader.shape("22", "fields") == (1, 118, 87) and reader.channels == ["rain"]
     assert reader.crs["grid_mapping_name"] == "polar_stereographic"
@@ -125,7 +129,7 @@ def test_stage_iv_makes_an_archive_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("options", [["--parallax"], ["--radars", "x"], ["--glm-window", "5min"], ["--dtype", "int16"]])
 def test_options_that_nothing_hears_are_refused(tmp_path, capsys, options):
-    assert build.main(["--synthetic", "--out", str(tmp_path / "a.zarr"), *options]) == 2
+    assert exit_status(build.main, ["--synthetic", "--out", str(tmp_path / "a.zarr"), *options]) == 2
     assert options[0] in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
@@ -162,14 +166,14 @@ def radar(tmp_path_factory):
         values[rng.random(values.shape) < 0.3] = -99
         stamp = (2024, 5, 6, 18 + i // 6, i % 6 * 10, 41)
         write_mrms(root / "raw" / f"{i:02d}.grib2", values, time=stamp)
-    assert build.main(["--mrms", str(root / "raw"), "--out", str(root / "whole.zarr"), *SMALL_WINDOW]) == 0
+    build.main(["--mrms", str(root / "raw"), "--out", str(root / "whole.zarr"), *SMALL_WINDOW])
     return root
 
 
 def test_two_workers_write_what_one_writes(radar, tmp_path):
     out = tmp_path / "a.zarr"
     command = ["--mrms", str(radar / "raw"), "--out", str(out), *SMALL_WINDOW, "--workers", "2"]
-    assert build.main(command) == 0
+    build.main(command)
     assert _bytes(out) == _bytes(radar / "whole.zarr")
 
 
@@ -197,7 +201,7 @@ def test_a_cluster_writes_what_one_writes(radar, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "dask.distributed", SimpleNamespace(Client=Client))
     out = tmp_path / "a.zarr"
     command = ["--mrms", str(radar / "raw"), "--out", str(out), *SMALL_WINDOW, "--scheduler", "tcp://host:8786"]
-    assert build.main(command) == 0
+    build.main(command)
     assert _bytes(out) == _bytes(radar / "whole.zarr")
 
 
@@ -221,7 +225,7 @@ def test_a_killed_build_goes_on_to_the_same_result(radar, tmp_path, monkeypatch)
     child.join(60)
     assert child.exitcode == 9 and not (tmp_path / "a.zarr").exists() and (tmp_path / ".a.zarr.partial").exists()
     monkeypatch.setattr(build.Frames, "__call__", counted)
-    assert build.main(command) == 0 and made == list(range(5, 12))
+    assert exit_status(build.main, command) == 0 and made == list(range(5, 12))
     assert _bytes(tmp_path / "a.zarr") == _bytes(radar / "whole.zarr")
     assert [p.name for p in tmp_path.iterdir()] == ["a.zarr"]
 
@@ -239,10 +243,10 @@ def test_a_full_disk_ends_in_words_and_can_go_on(radar, tmp_path, monkeypatch, c
 
     monkeypatch.setattr(writer, "SAVE", 0.0)
     monkeypatch.setattr(build.Frames, "__call__", full)
-    assert build.main(command) == 2
+    assert exit_status(build.main, command) == 2
     assert "No space left on device. Give disk" in capsys.readouterr().err and not (tmp_path / "a.zarr").exists()
     monkeypatch.setattr(build.Frames, "__call__", make)
-    assert build.main(command) == 0 and "8/8 frames" in capsys.readouterr().out
+    assert exit_status(build.main, command) == 0 and "8/8 frames" in capsys.readouterr().out
     assert _bytes(tmp_path / "a.zarr") == _bytes(radar / "whole.zarr")
 
 
@@ -251,7 +255,7 @@ def test_what_a_kill_left_is_not_used_for_other_files(radar, tmp_path, monkeypat
     command = ["--mrms", str(folder), "--out", str(tmp_path / "a.zarr"), *SMALL_WINDOW]
     (tmp_path / ".a.zarr.partial").mkdir()
     (tmp_path / ".a.zarr.partial" / "resume.json").write_text('{"key": "other", "state": {"done": 4}}')
-    assert build.main(command) == 0 and len(WeatherReader(tmp_path / "a.zarr").times) == 6
+    assert exit_status(build.main, command) == 0 and len(WeatherReader(tmp_path / "a.zarr").times) == 6
 
 
 def test_a_broken_file_is_named_and_its_neighbour_taken(radar, tmp_path, capsys):
@@ -265,7 +269,7 @@ def test_a_broken_file_is_named_and_its_neighbour_taken(radar, tmp_path, capsys)
     near[0, 0] = -999  # PNG packing wants a range
     write_mrms(folder / "later.grib2", near, time=(2024, 5, 6, 19, 23, 41))
     out = tmp_path / "a.zarr"
-    assert build.main(["--mrms", str(folder), "--out", str(out), *SMALL_WINDOW]) == 0
+    build.main(["--mrms", str(folder), "--out", str(out), *SMALL_WINDOW])
     said = capsys.readouterr().out
     assert "left out: file" in said and "03.grib2" in said and "08.grib2" in said
     reader = WeatherReader(out)
@@ -277,7 +281,7 @@ def test_a_broken_file_is_named_and_its_neighbour_taken(radar, tmp_path, capsys)
     assert gaps == ["18:30", "19:00"]
     assert np.nanmax(np.abs(reader.read("8", "fields", ALL) - 30)) < 0.01  # the scan 3 min later
     other = ["--mrms", str(folder), "--out", str(tmp_path / "b.zarr"), "--mrms-tolerance", "2min", *SMALL_WINDOW]
-    assert build.main(other) == 0
+    build.main(other)
     reader = WeatherReader(tmp_path / "b.zarr")
     assert [g[0][11:16] for g in reader.attrs["gaps"]["refc"]] == ["18:30", "19:00", "19:20"]
     assert reader.attrs["matching"]["radar"]["tolerance_minutes"] == 2.0
@@ -287,7 +291,10 @@ def test_two_builds_of_one_archive_do_not_meet(radar, tmp_path, capsys):
     lock = tmp_path / ".a.zarr.lock"
     with open(lock, "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert build.main(["--mrms", str(radar / "raw"), "--out", str(tmp_path / "a.zarr"), *SMALL_WINDOW]) == 2
+        assert (
+            exit_status(build.main, ["--mrms", str(radar / "raw"), "--out", str(tmp_path / "a.zarr"), *SMALL_WINDOW])
+            == 2
+        )
     assert "being written by another process" in capsys.readouterr().err
 
 
@@ -303,7 +310,7 @@ def test_full_disk_and_single_bands_beside_each_other(tmp_path):
         folder / "OR_ABI-L2-CMIPF-M6C13_G19_b.nc", {13: counts - 9}, flags, "G19", seconds=at + 600, single=True
     )
     out = tmp_path / "a.zarr"
-    assert build.main(["--abi", str(folder), "--out", str(out), *WEST_TEXAS]) == 0
+    build.main(["--abi", str(folder), "--out", str(out), *WEST_TEXAS])
     data = xr.open_zarr(out)
     assert data.channel.values.tolist() == ["c02", "bt13"] and data.sizes["time"] == 2
     assert data.coverage.values[0].tolist() == [1, 1] and data.coverage.values[1, 0] == 0
@@ -345,7 +352,7 @@ def test_composite_and_base_in_one_archive_and_a_frame_in_the_dark(tmp_path):
     for name, flag, later in (("a", 0, 0), ("b", 3, 600)):  # the second has no value anywhere, as in an eclipse
         write_mcmip(folder / f"OR_ABI-L2-MCMIPC-M6_G16_{name}.nc", {13: counts}, flag, seconds=at + later)
     out = tmp_path / "a.zarr"
-    assert build.main(["--mrms", str(folder), "--abi", str(folder), "--out", str(out), *SMALL_WINDOW]) == 0
+    build.main(["--mrms", str(folder), "--abi", str(folder), "--out", str(out), *SMALL_WINDOW])
     reader = WeatherReader(out)
     assert reader.channels == ["refc", "refb", "bt13"] and len(reader.times) == 2
     first = reader.read("0", "fields", ALL)

@@ -5,6 +5,7 @@ import numpy as np
 import pyproj
 import pytest
 import xarray as xr
+from launch import exit_status
 from weather_files import ABI, ALL, GLM_G19, copy_to, write_mcmip, write_mrms
 
 from core.errors import InputError
@@ -25,7 +26,7 @@ def archives(tmp_path_factory):
     write_mcmip(folder / "OR_ABI-L2-MCMIPC-M6_G19_a.nc", {2: counts, 13: counts}, satellite="G19", seconds=797302840)
     common = ["--abi", str(folder), "--glm", str(folder), "--step", "20s", *WINDOW]
     for dtype in ("float32", "int16"):
-        assert build.main([*common, "--dtype", dtype, "--out", str(root / dtype)]) == 0
+        build.main([*common, "--dtype", dtype, "--out", str(root / dtype)])
     return WeatherReader(root / "float32"), WeatherReader(root / "int16")
 
 
@@ -99,7 +100,10 @@ def test_parallax_puts_a_tall_cloud_above_its_ground(tmp_path):
     away = {}
     for name, more in (("plain", []), ("lifted", ["--parallax"])):
         out = tmp_path / f"{name}.zarr"
-        assert build.main(["--abi", str(folder), "--channels", "bt13", "--out", str(out), *WINDOW, *more]) == 0
+        assert (
+            exit_status(build.main, ["--abi", str(folder), "--channels", "bt13", "--out", str(out), *WINDOW, *more])
+            == 0
+        )
         reader = WeatherReader(out)
         assert reader.channels == ["bt13"]
         cold = reader.read("0", "fields", ALL)[0] < 250
@@ -116,7 +120,9 @@ def test_parallax_needs_heights(tmp_path, capsys):
     folder = tmp_path / "raw"
     folder.mkdir()
     write_mcmip(folder / "OR_ABI-L2-MCMIPC-M6_G16_a.nc", {13: np.full((900, 900), 9)})
-    assert build.main(["--abi", str(folder), "--parallax", "--out", str(tmp_path / "a.zarr"), *WINDOW]) == 2
+    assert (
+        exit_status(build.main, ["--abi", str(folder), "--parallax", "--out", str(tmp_path / "a.zarr"), *WINDOW]) == 2
+    )
     assert "no cloud top heights" in capsys.readouterr().err
 
 
@@ -152,6 +158,6 @@ def test_radar_is_rounded_to_a_hundredth(tmp_path):
     window = ["--resolution", "6km", "--rows", "280:292", "--cols", "448:460", *dates]
     for dtype in ("float32", "int16"):
         out = str(tmp_path / dtype)
-        assert build.main(["--mrms", str(tmp_path / "raw"), "--out", out, "--dtype", dtype, *window]) == 0
+        build.main(["--mrms", str(tmp_path / "raw"), "--out", out, "--dtype", dtype, *window])
     plain, packed = (WeatherReader(tmp_path / dtype).read("0", "fields", ALL) for dtype in ("float32", "int16"))
     assert 1e-4 < np.abs(plain - packed).max() <= 0.00501

@@ -9,10 +9,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+from launch import exit_status
 from weather_files import GLM_G19, hrrr_keys, write_grib
 
 from core.errors import InputError
-from data.weather import bucket, fetch
+from data import download
+from data.weather import fetch
 from data.weather.fields import read_field
 from data.weather.files import find_files
 from data.weather.streams import RADAR, satellite_of, stamp
@@ -66,7 +68,7 @@ class _Bucket(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(bucket.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Bucket)
     server.files, server.breaks, server.log = {}, {}, []
     for minute in range(0, 60, 2):  # composites every two minutes, 41 s after
@@ -89,7 +91,7 @@ def server(monkeypatch):
 def _run(server, out, *more):
     base = f"http://127.0.0.1:{server.server_address[1]}"
     urls = ["--goes-url", base + "/noaa-goes{satellite}", "--mrms-url", base + MRMS, "--hrrr-url", base + "/hrrr"]
-    return fetch.main([*SPAN, "--out", str(out), *urls, *more])
+    return exit_status(fetch.main, [*SPAN, "--out", str(out), *urls, *more])
 
 
 def _minutes(folder):
@@ -130,14 +132,14 @@ def test_a_second_run_fetches_what_is_missing_or_damaged(server, tmp_path, capsy
     server.breaks[path] = 99
     assert _run(server, tmp_path, "--abi", "MCMIPC") == 2
     assert "1 of 2 files did not come" in capsys.readouterr().err
-    assert len(find_files(tmp_path, "*.nc")) == 1 and len(list(tmp_path.rglob("*.part"))) == 1
+    assert len(find_files(tmp_path, "*.nc")) == 1 and len(list(tmp_path.rglob("*.partial"))) == 1
     del server.breaks[path]
     server.log.clear()
     with open(tmp_path / "fetched.jsonl", "a") as file:
         file.write('{"name": "torn')  # as a killed run leaves it
     find_files(tmp_path, "*s20251211801*")[0].write_bytes(b"short")
     assert _run(server, tmp_path, "--abi", "MCMIPC") == 0
-    assert "2 to fetch" in capsys.readouterr().out and not list(tmp_path.rglob("*.part"))
+    assert "2 to fetch" in capsys.readouterr().out and not list(tmp_path.rglob("*.partial"))
     for key in (k for k in server.files if "MCMIPC" in k and re.search("s202512118[01]1", k)):
         assert (tmp_path / "abi" / key.removeprefix(GOES)).read_bytes() == server.files[key]
     assert _run(server, tmp_path, "--abi", "MCMIPC") == 0 and "0 to fetch" in capsys.readouterr().out
@@ -163,11 +165,11 @@ def test_single_fields_of_hrrr(server, tmp_path, capsys):
 
 
 def test_bytes_that_the_bucket_does_not_list_are_refused(server, tmp_path, monkeypatch):
-    item = bucket.Object("ABI-L2-CMIPC/x.nc", 4, hashlib.md5(b"good").hexdigest())
-    server.files[GOES + item.key] = b"evil"
-    base = f"http://127.0.0.1:{server.server_address[1]}{GOES}"
-    with pytest.raises(InputError, match="x.nc: cannot be fetched .the bytes that came are not those"):
-        bucket.fetch_object(base, item, tmp_path / "x.nc")
+    server.files[f"{GOES}x.nc"] = b"evil"
+    url = f"http://127.0.0.1:{server.server_address[1]}{GOES}x.nc"
+    item = download.Remote(url, 4, {"md5": hashlib.md5(b"good").hexdigest()})
+    with pytest.raises(InputError, match="x.nc: cannot be fetched .the bytes that came do not have the md5"):
+        download.download(item, tmp_path / "x.nc")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -177,7 +179,7 @@ def test_faults_are_named(server, tmp_path, capsys):
         _run(server, tmp_path, "--abi", "MCMIPC", "--end", "2025-05-01") == 2 and "ends at" in capsys.readouterr().err
     )
     dead = ["--goes-url", "http://127.0.0.1:9/{satellite}", "--mrms-url", "x"]
-    assert fetch.main([*SPAN, "--out", str(tmp_path), "--glm", *dead]) == 2
+    assert exit_status(fetch.main, [*SPAN, "--out", str(tmp_path), "--glm", *dead]) == 2
     assert "127.0.0.1:9/19/?list-type" in capsys.readouterr().err
     with pytest.raises(InputError, match="GOES-19 followed GOES-16 on 2025-04-07"):
         satellite_of("east", np.datetime64("2025-04-06", "s"), np.datetime64("2025-04-08", "s"))

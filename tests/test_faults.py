@@ -17,10 +17,10 @@ import torch.distributed as dist
 from launch import launch, succeed
 from test_loop import ROWS, Toy, make, options
 
-from apps.cli import command
 from apps.loop import fit, restarted, start
 from apps.loop import launch as launched
 from core import DistributedManager, InputError, checkpoint
+from core.command import command
 
 
 # -- the ways to die ---------------------------------------------------------------------------------------------

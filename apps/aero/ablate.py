@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apps.aero import evaluate, train
-from apps.cli import command, option, parse
+from apps.cli import option, parse
+from core.command import command
 
 VARIANTS = {
     "default": [],

@@ -21,8 +21,9 @@ from apps.aero.predict import judge, load_model, predict
 from apps.aero.profiles import box_of, centreline, wake
 from apps.aero.statistics import confidence, pair_differences
 from apps.agree import together
-from apps.cli import check_counts, command, option, parse
+from apps.cli import check_counts, option, parse
 from core import DistributedManager
+from core.command import command
 from data.aero.archive import AeroReader
 
 LABELS = {

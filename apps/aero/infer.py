@@ -19,8 +19,9 @@ from apps.aero.dataset import require_runs
 from apps.aero.predict import load_model, predict, predict_cells
 from apps.aero.solution import Solution, write
 from apps.agree import together
-from apps.cli import check_counts, command, option, parse
+from apps.cli import check_counts, option, parse
 from core import DistributedManager, InputError
+from core.command import command
 from data.aero.archive import AeroReader
 from data.aero.files import sha256
 

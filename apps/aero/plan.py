@@ -10,8 +10,9 @@ from torch.distributed.tensor import Shard
 from apps.aero.config import TrainConfig
 from apps.aero.losses import field_loss
 from apps.aero.model import Transolver
-from apps.cli import command, parse
+from apps.cli import parse
 from apps.planned import Mesh, planned
+from core.command import command
 
 
 @dataclass

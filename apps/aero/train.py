@@ -21,9 +21,10 @@ from apps.aero.outputs import drawn, written
 from apps.aero.predict import KIND, judge, load_model, predict
 from apps.aero.shapes import training_facts
 from apps.agree import together
-from apps.cli import command, parse
+from apps.cli import parse
 from apps.loop import fit, start
 from core import DistributedManager, InputError, checkpoint
+from core.command import command
 from data.aero.archive import AeroReader
 from data.sharded import read_sharded
 

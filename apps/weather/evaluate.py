@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from apps import metrics
 from apps.agree import together
-from apps.cli import check_counts, command, option, parse
+from apps.cli import check_counts, option, parse
 from apps.weather import baselines, figures, results
 from apps.weather.dataset import Frames
 from apps.weather.diffusion import SOLVERS
@@ -31,6 +31,7 @@ from apps.weather.stages import merged
 from apps.weather.stored import Stored
 from apps.weather.verify import score_case
 from core import DistributedManager, InputError, checkpoint
+from core.command import command
 from data.weather.archive import WeatherReader
 from data.weather.grid import HRRR_CRS
 from data.weather.states import state_lines_xy

@@ -13,13 +13,14 @@ import numpy as np
 import torch.distributed as dist
 
 from apps.agree import together
-from apps.cli import check_counts, command, option, parse
+from apps.cli import check_counts, option, parse
 from apps.weather.dataset import Frames
 from apps.weather.diffusion import SOLVERS
 from apps.weather.product import Product, check_path, provenance
 from apps.weather.rollout import rollout, share
 from apps.weather.stages import chain, load, merged
 from core import DistributedManager, InputError
+from core.command import command
 from data.weather.archive import WeatherReader
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor import Shard
 
-from apps.cli import command, option, parse
+from apps.cli import option, parse
 from apps.planned import Mesh, planned
 from apps.weather import diffusion
 from apps.weather.config import TrainConfig
 from apps.weather.dataset import SKY, Facts, row_sizes
 from apps.weather.model import Denoiser
 from core import InputError
+from core.command import command
 from data.weather.archive import WeatherReader
 
 

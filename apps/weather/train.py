@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from apps import loop, metrics
 from apps.agree import together
-from apps.cli import check_counts, command, parse
+from apps.cli import check_counts, parse
 from apps.report import draw_losses
 from apps.weather import diffusion
 from apps.weather.baselines import persistence
@@ -23,6 +23,7 @@ from apps.weather.model import Denoiser
 from apps.weather.rollout import check_sizes, rounds, settled, spread, step
 from apps.weather.stages import KIND
 from core import DistributedManager, InputError, checkpoint
+from core.command import command
 from data.weather.archive import WeatherReader
 from data.weather.synthetic import Storms, build_synthetic
 

@@ -15,10 +15,10 @@ import argparse
 import json
 import math
 import shutil
-import sys
 import time
 from pathlib import Path
 
+from core.command import command
 from core.errors import InputError
 from data.aero import drivaerml, mapped, plain
 from data.aero.loads import force_sums, load_coefficients
@@ -57,15 +57,9 @@ def parser():
     return p
 
 
+@command
 def main(argv=None):
-    """Build an archive; returns the exit status."""
-    args = parser().parse_args(argv)
-    try:
-        build(args)
-    except (InputError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    build(parser().parse_args(argv))
 
 
 def build(args):
@@ -242,4 +236,4 @@ def _compare_forces(run, tolerance):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

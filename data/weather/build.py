@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 import time as clock
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from core.command import command
 from core.errors import InputError
 from data.weather.archive import WeatherReader
 from data.weather.channels import CHANNELS
@@ -272,19 +272,16 @@ def _sources(args, grid, each):
     return sources
 
 
+@command
 def main(argv=None):
     args = _parser().parse_args(argv)
     try:
         run(args)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except (BrokenExecutor, OSError) as error:
-        print(f"error: {error}. Give disk and memory (fewer --workers), and run it again: it goes on", file=sys.stderr)
-        return 2
+        remedy = "Give disk and memory (fewer --workers), and run it again: it goes on"
+        raise InputError(str(error), file=args.out, remedy=remedy) from error
     print(f"wrote {args.out}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,84 +6,34 @@ hash of every file.
 """
 
 import argparse
-import json
 import re
-import shutil
-import sys
-import threading
-import time as clock
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from core.command import command
 from core.errors import InputError
-from data.weather.bucket import Object, fetch_object, list_objects, matches
+from data.download import download
+from data.fetching import Job, Record, fetch_all, gb
+from data.weather.bucket import address, list_objects
 from data.weather.hrrr_bucket import HRRR, fetch_fields, hrrr_files
 from data.weather.streams import GOES, MRMS, RADAR, SECOND, choose, streams
-
-
-@dataclass
-class Fetched:
-    """The record of a folder, ``fetched.jsonl``: a line {name, url, size, sha256} for each file that is whole."""
-
-    folder: Path
-
-    def __post_init__(self):
-        self.path, self.lock = self.folder / "fetched.jsonl", threading.Lock()
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        self.sizes = {}
-        if lines and not self.path.read_text().endswith("\n"):  # the last line of a killed run may be torn
-            lines = lines[:-1]
-            self.path.write_text("".join(f"{line}\n" for line in lines))
-        for line in lines:
-            entry = json.loads(line)
-            self.sizes[entry["name"]] = entry["size"]
-
-    def has(self, name, item: Object):
-        """Whether a file is here and whole; one that the record does not know is read and compared."""
-        path = self.folder / name
-        if not path.exists() or path.stat().st_size != item.size:
-            return False
-        return self.sizes.get(name) == item.size or matches(path, item)
-
-    def knows(self, name):
-        """Whether a file is here with the size that the record says."""
-        path = self.folder / name
-        return path.exists() and path.stat().st_size == self.sizes.get(name)
-
-    def note(self, name, url, size, sha256):
-        with self.lock, open(self.path, "a") as file:
-            file.write(json.dumps({"name": name, "url": url, "size": size, "sha256": sha256}) + "\n")
 
 
 def run(args, report=print):
     """Do what parsed arguments ask. Raises `InputError`, at the end, if some files did not come."""
     if args.end <= args.start:
         raise InputError(f"the span ends at {args.end} and starts at {args.start}", variable="end")
-    record = Fetched(args.out)
+    record = Record(args.out)
     jobs = _fields(args, record, report)
     for stream in [] if args.hrrr and not (args.abi or args.mrms or args.glm) else streams(args):
         jobs += _listed(args, stream, record, report)
     if args.dry_run:
         return
-    args.out.mkdir(parents=True, exist_ok=True)
-    need, free = sum(job.size for job in jobs), shutil.disk_usage(args.out).free
-    if need > free:
-        raise InputError(f"has {free / 1e9:.1f} GB free, {need / 1e9:.1f} are needed", file=args.out,
-                         remedy="Choose another --out or a shorter span")  # fmt: skip
-    _fetch_all(jobs, record, args.workers, report)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One file to bring: ``fetch(path, advance)`` returns its size and SHA-256; ``size``: bytes, as far as known."""
-
-    name: str
-    url: str
-    size: int
-    fetch: object
+    if failed := fetch_all(jobs, record, args.workers, report):
+        raise InputError(f"{len(failed)} of {len(jobs)} files did not come", file=args.out / failed[0],
+                         remedy="Run the same command again: what is here stays")  # fmt: skip
 
 
 def _listed(args, stream, record, report):
@@ -93,14 +43,14 @@ def _listed(args, stream, record, report):
     chosen, empty = choose(sum(pages, []), stream, args.start, args.end, args.every, args.every / 2)
     folder = "mrms" if stream.name in RADAR else "glm" if stream.name == "GLM" else "abi"
     new = [item for item in chosen if not record.has(f"{folder}/{item.key}", item)]
-    report(f"{stream.name}: {len(chosen)} files, {_gb(chosen)}, of which {len(new)} to fetch, {_gb(new)}"
+    report(f"{stream.name}: {len(chosen)} files, {_size(chosen)}, of which {len(new)} to fetch, {_size(new)}"
            + (f"; no file for {len(empty)} steps: {_some(empty)}" if empty else ""))  # fmt: skip
 
     def job(item):
         def fetch(path, advance):
-            return item.size, fetch_object(stream.base, item, path, advance=advance)
+            return item.size, download(item, path, advance=advance)
 
-        return _Job(f"{folder}/{item.key}", f"{stream.base.rstrip('/')}/{item.key}", item.size, fetch)
+        return Job(f"{folder}/{item.key}", item.url, item.size, fetch)
 
     return [job(item) for item in new]
 
@@ -120,39 +70,13 @@ def _fields(args, record, report):
             advance(size)
             return size, digest
 
-        return _Job(names[key], f"{args.hrrr_url.rstrip('/')}/{key}", 0, fetch)
+        return Job(names[key], address(args.hrrr_url, key), 0, fetch)
 
     return [job(key) for key in new]
 
 
-def _fetch_all(jobs, record, workers, report):
-    begun = said = clock.monotonic()
-    moved, failed = [], []
-
-    def bring(job):
-        record.note(job.name, job.url, *job.fetch(record.folder / job.name, moved.append))
-
-    with ThreadPoolExecutor(workers) as pool:
-        waiting = [pool.submit(bring, job) for job in jobs]
-        for done, job in enumerate(as_completed(waiting), 1):
-            if isinstance(error := job.exception(), InputError):
-                failed.append(error)
-                report(f"failed: {error}")
-            elif error:
-                raise error
-            now = clock.monotonic()
-            if done == len(jobs) or now - said > 5:
-                said, rate = now, done / max(now - begun, 1e-9)
-                left = f", {(len(jobs) - done) / rate / 60:.0f} min left" if done < len(jobs) else ""
-                speed = sum(moved) / max(now - begun, 1e-9) / 1e6
-                report(f"{done}/{len(jobs)} files, {sum(moved) / 1e9:.2f} GB, {speed:.1f} MB/s{left}")
-    if failed:
-        raise InputError(f"{len(failed)} of {len(jobs)} files did not come", file=failed[0].file,
-                         remedy="Run the same command again: what is here stays")  # fmt: skip
-
-
-def _gb(items):
-    return f"{sum(item.size for item in items) / 1e9:.2f} GB"
+def _size(items):
+    return gb(sum(item.size for item in items))
 
 
 def _some(times):
@@ -201,15 +125,10 @@ def _time(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no time; write 2024-05-06T18:00") from None
 
 
+@command
 def main(argv=None):
-    args = _parser().parse_args(argv)
-    try:
-        run(args)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    run(_parser().parse_args(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,13 +5,12 @@ Source: NOAA HRRR archive on AWS; lines of an index are ``number:first byte:d=st
 """
 
 import hashlib
-import urllib.parse
-import urllib.request
 
 import numpy as np
 
 from core.errors import InputError
-from data.weather.bucket import TIMEOUT, retry
+from data.download import get, retry
+from data.weather.bucket import address
 
 HRRR = "https://noaa-hrrr-bdp-pds.s3.amazonaws.com"
 
@@ -45,8 +44,8 @@ def ranges(index, fields):
 
 def fetch_fields(base, key, fields, path, tries=4):
     """Bring some fields of one HRRR file to ``path``; returns (size, SHA-256 in hex). Raises `InputError`."""
-    url = f"{base.rstrip('/')}/{urllib.parse.quote(key)}"
-    index = retry(lambda: _get(f"{url}.idx").decode(), tries, f"{url}.idx")
+    url = address(base, key)
+    index = retry(lambda: get(f"{url}.idx").decode(), tries, f"{url}.idx")
     try:
         wanted = ranges(index, fields)
     except ValueError as error:
@@ -54,21 +53,15 @@ def fetch_fields(base, key, fields, path, tries=4):
                          remedy="Name fields as the index does: REFC:entire atmosphere") from error  # fmt: skip
     data = b"".join(retry(lambda r=r: _message(url, *r), tries, url) for r in wanted)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(data)
-    part.replace(path)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data)
+    partial.replace(path)
     return len(data), hashlib.sha256(data).hexdigest()
 
 
 def _message(url, first, last):
     """One GRIB2 message, whole: its own length and end are checked."""
-    data = _get(url, f"bytes={first}-{'' if last is None else last}")
+    data = get(url, f"bytes={first}-{'' if last is None else last}")
     if data[:4] != b"GRIB" or int.from_bytes(data[8:16], "big") != len(data) or data[-4:] != b"7777":
         raise OSError("the bytes that came are no whole GRIB2 message")
     return data
-
-
-def _get(url, span=None):
-    request = urllib.request.Request(url, headers={"Range": span} if span else {})
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-        return answer.read()

@@ -1,7 +1,8 @@
 """One file over HTTP, whole or absent: gone on with after a break, and checked against the hash that the server states.
 
-Hugging Face states the SHA-256 of large files in ``X-Linked-Etag``, on the answer before it redirects to its storage;
-S3 states the MD5 of files uploaded in one piece as ``ETag``. Where neither is there, lengths are compared.
+Bytes go to ``name.partial`` until length and hash are right. Hugging Face states the SHA-256 of large files in
+``X-Linked-Etag``, on the answer before it redirects to its storage; S3 states the MD5 of files uploaded in one piece
+as ``ETag``. Where neither is there, lengths are compared.
 """
 
 import hashlib
@@ -16,8 +17,8 @@ from pathlib import Path
 
 from core.errors import InputError
 
-TIMEOUT, PIECE = 60, 1 << 20
-BROKEN = (OSError, HTTPException, EOFError)
+TIMEOUT, PIECE, PAUSE = 60, 1 << 20, 0.5  # s; bytes; s
+BROKEN = (OSError, HTTPException, EOFError)  # of the line or of the server: worth another try
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class _Noting(urllib.request.HTTPRedirectHandler):
         return found
 
 
-def ask(url, tries=4, pause=0.5):
+def ask(url, tries=4):
     """Remote of an address, or None where the server has no such file (404).
 
     Raises InputError where the server does not answer, refuses, or states no length.
@@ -52,39 +53,47 @@ def ask(url, tries=4, pause=0.5):
     def head():
         noting = _Noting()
         request = urllib.request.Request(url, method="HEAD")
-        with urllib.request.build_opener(noting).open(request, timeout=TIMEOUT) as answer:
-            return answer.headers.get("Content-Length"), noting.stated or answer.headers.get("ETag") or ""
+        try:
+            with urllib.request.build_opener(noting).open(request, timeout=TIMEOUT) as answer:
+                return answer.headers.get("Content-Length"), noting.stated or answer.headers.get("ETag") or ""
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
 
-    try:
-        size, tag = _retry(head, tries, pause, url)
-    except FileNotFoundError:
+    found = retry(head, tries, url)
+    if found is None:
         return None
+    size, tag = found
     if size is None:
         raise InputError("the server states no length", file=url, remedy="Choose another --base")
+    return Remote(url, int(size), stated(tag))
+
+
+def stated(tag):
+    """{"sha256" or "md5": hex} of an ETag; empty for one that is no hash, as of files stored in several pieces."""
     tag = tag.removeprefix("W/").strip('"').lower()
     kind = {64: "sha256", 32: "md5"}.get(len(tag)) if re.fullmatch("[0-9a-f]+", tag) else None
-    return Remote(url, int(size), {kind: tag} if kind else {})
+    return {kind: tag} if kind else {}
 
 
-def download(remote, path, *, tries=4, pause=0.5, advance=lambda count: None):
+def get(url, span=None):
+    """The bytes of an address, all or those of a span ``bytes=first-last``."""
+    request = urllib.request.Request(url, headers={"Range": span} if span else {})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+        return answer.read()
+
+
+def download(remote, path, *, tries=4, advance=lambda count: None):
     """Bring ``remote`` to ``path``; returns its SHA-256 in hex. ``advance(n)`` is told of every n bytes that came.
 
-    What came before a break stays in ``path``.partial and is gone on with. Raises InputError after ``tries`` breaks,
-    and where the bytes that came have another length or hash than the server states.
+    What came before a break stays in ``path``.partial and is gone on with. Raises InputError naming the address after
+    ``tries`` breaks or answers of another length or hash than the server states.
     """
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _retry(lambda: _complete(remote, partial, advance), tries, pause, remote.url)
-    found = digests(partial)
-    wrong = [kind for kind, value in remote.hashes.items() if found[kind] != value]
-    if wrong:
-        partial.unlink()
-        raise InputError(
-            f"the bytes that came do not have the {wrong[0]} that the server states: damaged on the way, or changed",
-            file=remote.url,
-            remedy="Fetch it again",
-        )
+    found = retry(lambda: _complete(remote, partial, advance), tries, remote.url)
     os.replace(partial, path)
     return found["sha256"]
 
@@ -100,10 +109,10 @@ def digests(path):
 
 
 def _complete(remote, partial, advance):
+    """Digests of ``partial`` once it is whole; a damaged one is removed, so that the next try begins anew."""
     have = partial.stat().st_size if partial.exists() else 0
     if have < remote.size or not partial.exists():
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        request = urllib.request.Request(remote.url, headers=headers)
+        request = urllib.request.Request(remote.url, headers={"Range": f"bytes={have}-"} if have else {})
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, open(partial, "ab") as stream:
             if answer.status != 206:  # the whole comes, not what is missing
                 stream.truncate(0)
@@ -113,24 +122,25 @@ def _complete(remote, partial, advance):
     size = partial.stat().st_size
     if size < remote.size:
         raise EOFError(f"{size} of {remote.size} bytes came")
-    if size > remote.size:
+    found = digests(partial)
+    wrong = [kind for kind, value in remote.hashes.items() if found[kind] != value]
+    if size > remote.size or wrong:
         partial.unlink()
-        raise OSError(f"{size} bytes came where {remote.size} belong")
+        what = f"do not have the {wrong[0]} that the server states" if wrong else f"are {size}, not {remote.size}"
+        raise OSError(f"the bytes that came {what}: damaged on the way, or changed")
+    return found
 
 
-def _retry(action, tries, pause, url):
+def retry(action, tries, url):
     """The result of ``action``, tried again after breaks with growing pauses; a plain refusal (4xx) is final."""
     for turn in range(1, tries + 1):
         try:
             return action()
         except BROKEN as error:
-            code = getattr(error, "code", 0)
-            if code == 404:
-                raise FileNotFoundError(url) from None
-            if turn == tries or 400 <= code < 500:
+            if turn == tries or 400 <= getattr(error, "code", 0) < 500:
                 raise InputError(
                     f"cannot be fetched ({error})",
                     file=url,
                     remedy="Check the address and the network, then run it again",
                 ) from error
-            time.sleep(pause * 2 ** (turn - 1))
+            time.sleep(PAUSE * 2 ** (turn - 1))
