@@ -18,6 +18,10 @@ BESIDE = {  # of families whose other rows ask for fp64 themselves, or are built
     "cases_products": ["whole", "", "cut_features", "no_bias", "of_cut_features", "pending", "of_vectors"],
 }
 NAMES = {"cases_neighborhood": "neighborhood_", "cases_slots": "slot_", "cases_products": "linear_"}
+WIDER = {
+    "instance_norm_1d": 6 * EPS,
+    "batch_norm_checkpointed": 3 * EPS,
+}  # statistics that run on are rounded on the way
 NOT_IN_BF16 = {
     *("layer_norm_offset", "group_norm_offset", "batch_norm_offset", "norms_far_in_bfloat16"),  # a spread below the eps
     *("conv_others", "local_response_norm"),  # complex numbers, and an operation that a CPU lacks
@@ -81,7 +85,7 @@ def run_half(meshes, mesh_name, split, names):
     for name in names:
         for what, i, dims, error in errors(mesh, name, split):
             most[what] = max(most[what], error / EPS)
-            if not error <= BOUNDS[what]:
+            if not error <= max(BOUNDS[what], WIDER.get(name, 0.0)):
                 wrong.append(f"{name} cut {dims} {split}: {what} {i} is off by {error / EPS:.1f} eps")
     assert not wrong, "\n".join(wrong)
     return most
