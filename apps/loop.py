@@ -21,7 +21,7 @@ from apps.cli import check_counts, option
 from apps.finite import checked_loss
 from apps.record import Record, peak_memory
 from apps.restart import launch, put_aside, restarted
-from apps.training import Swapped, gradients_sent, recompute
+from apps.training import OPTIMIZERS, Swapped, gradients_sent, optimizers_of, recompute
 from core import DistributedManager, InputError, checkpoint
 from core.capture import capture
 from core.parallelize import parallelize, unwrapped
@@ -42,7 +42,8 @@ class LoopConfig:
     accumulate: int = option(1, "parts of a batch that are computed one after another, with less memory")
     warmup: int = option(20, "steps of linear warm-up")
     decay: str = option("cosine", "of the learning rate after it, down to a tenth of the peak", choices=DECAYS)
-    weight_decay: float = option(1e-2, "of AdamW")
+    optimizer: str = option("adamw", "adamw; muon: Muon for matrices in the blocks of the model", choices=OPTIMIZERS)
+    weight_decay: float = option(1e-2, "of the optimizer")
     clip: float = option(1.0, "largest gradient norm; 0: no clipping")
     ema: float = option(0.99, "decay of the averaged weights that validation and inference use; 0: none")
     precision: str = option("fp32", "arithmetic of the forward pass", choices=("fp32", "bf16", "fp64"))
@@ -149,9 +150,7 @@ class _Run:
         self.model = self.run = parallelize(model, mesh, fsdp=config.fsdp, blocks=blocks)
         if config.compile:
             self.run = torch.compile(self.model, backend=config.compile, fullgraph=True, dynamic=False)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.98)
-        )
+        self.optimizers = optimizers_of(self.model, config, blocks)
         if config.batch // groups % config.accumulate:
             raise InputError(f"--accumulate is {config.accumulate}", remedy="Choose a divisor of the samples of a data "
                              f"group, of which there are {config.batch // groups}")  # fmt: skip
@@ -178,9 +177,10 @@ class _Run:
         return unwrapped(self.model).named_parameters()
 
     def advance(self):
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * schedule(self.step, self.config)
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.config.lr * schedule(self.step, self.config)
+            optimizer.zero_grad(set_to_none=True)
         samples = self.sampler.next()
         self.expect(self.sampler.coming())  # is read while this step computes
         each, loss = len(samples) // self.config.accumulate, 0
@@ -192,7 +192,8 @@ class _Run:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         again = partial(self._loss, samples=samples)
         self.losses.append(checked_loss(loss, norm, self.step + 1, self.model, again))
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.step += 1
         self._average()
 
@@ -216,8 +217,8 @@ class _Run:
             return
         now, (then, step) = time.perf_counter(), self.logged
         rate, self.logged = (self.step - step) * self.config.batch / (now - then), (now, self.step)
-        loss, memory, rates = self.losses[-1], peak_memory(), [g["lr"] for g in self.optimizer.param_groups]
-        row = {"loss": loss, "samples_per_s": round(rate, 3), "GiB": round(memory, 2), "lr": rates[0]}
+        loss, memory, lr = self.losses[-1], peak_memory(), self.optimizers[0].param_groups[0]["lr"]
+        row = {"loss": loss, "samples_per_s": round(rate, 3), "GiB": round(memory, 2), "lr": lr}
         self.record.add(self.step, row)
         left = (self.config.steps - self.step) * self.config.batch / rate
         print(
@@ -235,15 +236,16 @@ class _Run:
         self.model.train()
         if self.chief:
             self.logged = time.perf_counter(), self.step
-            text = "  ".join(f"{k} {v:.4f}" for k, v in self.scores.items())
-            print(f"step {self.step}  validation: {text}", file=sys.stderr, flush=True)
+            print(f"step {self.step}  validation loss {self.scores['loss']:.4f}", file=sys.stderr, flush=True)
             self.record.add(self.step, {"validation": self.scores})
         lower = [self.best is None or self.scores["loss"] < self.best]
         dist.broadcast_object_list(lower)  # of rank 0: numbers that should be equal must not part the ranks
         self.waited = 0 if lower[0] else self.waited + 1
         if lower[0]:
             self.best = self.scores["loss"]
-            checkpoint.save(self.folder / "best", self.step, self.model, self.optimizer, self._told(), self.ema, keep=1)
+            checkpoint.save(
+                self.folder / "best", self.step, self.model, self.optimizers, self._told(), self.ema, keep=1
+            )
 
     def stops(self):
         """Whether validation has not become better for too long."""
@@ -260,12 +262,13 @@ class _Run:
             "losses": self.losses,
             "task": self.task.state(),
             "launch": launch(),
+            "optimizer": self.config.optimizer,
             "best": self.best,
             "waited": self.waited,
         }
 
     def save(self):
-        self.saver.save(self.step, self.model, self.optimizer, self._told(), self.ema)
+        self.saver.save(self.step, self.model, self.optimizers, self._told(), self.ema)
 
     def resume(self):
         path = checkpoint.latest(self.folder / "checkpoints")
@@ -273,7 +276,9 @@ class _Run:
             return
         state = checkpoint.read_state(path)
         check_kind(state, self.task.kind, path)
-        checkpoint.load(path, self.model, self.optimizer, self.ema or None)
+        if (before := state.get("optimizer", "adamw")) != self.config.optimizer:
+            raise InputError(f"was trained with --optimizer {before}", file=path, remedy="Resume with it")
+        checkpoint.load(path, self.model, self.optimizers, self.ema or None)
         self.sampler.load_state_dict(state["sampler"])
         self.step, self.losses, self.scores, self.path = state["step"], state["losses"], state["scores"], path
         self.best, self.waited = state.get("best"), state.get("waited", 0)

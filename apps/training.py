@@ -1,13 +1,36 @@
-"""What a training does to a model beside the optimizer: recomputed blocks, compiling, parts of a batch, averages."""
+"""What a training does with a model beside the steps: optimizers, recomputed blocks, parts of a batch, averages."""
 
 from contextlib import nullcontext
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from core.parallelize import reshard
+from core import InputError
+from core.parallelize import reshard, unwrapped
+
+OPTIMIZERS = ("adamw", "muon")
+
+
+def optimizers_of(model, config, blocks):
+    """Optimizers that share the weights of a model: AdamW; with ``config.optimizer`` "muon" it leaves the matrices
+    within ``blocks`` to Muon, scaled so that one learning rate suits both (arXiv 2502.16982, eq. 4).
+
+    Raises:
+        InputError: there are no such matrices, or they are cut (FSDP2, tensor parallel), and Muon needs them whole.
+    """
+    matrices = [p for block in blocks for p in block.parameters() if p.ndim == 2] if config.optimizer == "muon" else []
+    if config.optimizer == "muon" and (not matrices or any(isinstance(p, DTensor) for p in matrices)):
+        raise InputError(
+            "--optimizer muon needs whole weight matrices, which --fsdp cuts" if matrices else "no matrices for Muon",
+            remedy="Leave out --fsdp, or choose --optimizer adamw",
+        )
+    hidden, common = set(matrices), dict(lr=config.lr, weight_decay=config.weight_decay)
+    rest = [p for p in unwrapped(model).parameters() if p not in hidden]
+    found = [torch.optim.AdamW(rest, betas=(0.9, 0.98), **common)] if rest else []
+    return found + ([torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **common)] if matrices else [])
 
 
 def recompute(blocks):

@@ -102,6 +102,37 @@ def _same_curve(meshes, folder):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
+def _muon_too(meshes, folder):
+    """The matrix of the block goes to Muon, all else to AdamW: as written out for one process, on each mesh, and
+    resumed at another layout with the states of both."""
+    config, task, losses = options(folder), Toy(), []
+    model, sampler = make(), DomainSampler(COUNT, config.batch, seed=config.seed)
+    matrix, *rest = model.parameters()
+    common = dict(lr=config.lr, weight_decay=config.weight_decay)
+    both = [torch.optim.Muon([matrix], adjust_lr_fn="match_rms_adamw", **common)]
+    both.append(torch.optim.AdamW(rest, betas=(0.9, 0.98), **common))
+    for step in range(config.steps):
+        for optimizer in both:
+            optimizer.param_groups[0]["lr"] = config.lr * schedule(step, config)
+            optimizer.zero_grad()
+        loss = task.loss(model, sampler.next())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        for optimizer in both:
+            optimizer.step()
+        losses.append(loss.item())
+    parts = dict(optimizer="muon", out=str(Path(folder) / "parts"))
+    _halt_after(options(**parts, domain=1), 3)
+    with pytest.raises(InputError, match="was trained with --optimizer muon"):
+        _run(options(parts["out"], resume=True))
+    runs = [_run(options(**parts, domain=2, resume=True))]
+    runs += [_run(options(Path(folder) / str(n), optimizer="muon", domain=n)) for n in (1, 2, 4)]
+    for result in runs:
+        torch.testing.assert_close(torch.tensor(result.losses), torch.tensor(losses), atol=1e-10, rtol=1e-10)
+    with pytest.raises(InputError, match="muon needs whole weight matrices, which --fsdp cuts"):
+        _run(options(Path(folder) / "odd", optimizer="muon", fsdp=True))
+
+
 def _resumes(meshes, folder):
     """Three steps, then three more from the checkpoint at another layout, are six steps."""
     whole = _run(options(Path(folder) / "whole", domain=2))
@@ -171,7 +202,7 @@ def _stops(meshes, folder):
 
 
 @pytest.mark.parametrize(
-    "case", [_same_curve, _resumes, _puts_aside, _refuses, _stops], ids=lambda c: c.__name__.strip("_")
+    "case", [_same_curve, _muon_too, _resumes, _puts_aside, _refuses, _stops], ids=lambda c: c.__name__.strip("_")
 )
 def test_loop(pool, case, tmp_path):
     pool.run(case, str(tmp_path))
