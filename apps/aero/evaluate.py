@@ -19,6 +19,7 @@ from apps.aero.outputs import drawn, write_json, written
 from apps.aero.page import write_page
 from apps.aero.predict import judge, load_model, predict
 from apps.aero.profiles import box_of, centreline, wake
+from apps.aero.shown import table
 from apps.aero.statistics import confidence, pair_differences
 from apps.agree import together
 from apps.cli import check_counts, option, parse
@@ -151,8 +152,8 @@ def _write(config, results, drawings):
     named = {"run": "", "air of": "_volume", "profiles of": "_profiles"}
     shown = {f"{name} {d.run}": out / f"{d.run}{end}.png" for d in drawings for name, end in named.items()}
     pictures = plots | shown
-    with written(out / "results.json", out / "report.html", *pictures.values()) as (table, page, *parts):
-        write_json(table, results)
+    with written(out / "results.json", out / "report.html", *pictures.values()) as (scores, page, *parts):
+        write_json(scores, results)
         part = dict(zip(pictures, parts))
         if plots:
             drawn(figures.draw_parity, part["parity"], results["runs"], label)
@@ -165,12 +166,10 @@ def _write(config, results, drawings):
                 drawn(figures.draw_volume, part[f"air of {d.run}"], d.air, d.attrs, title)
             drawn(figures.draw_profiles, part[f"profiles of {d.run}"], d.profiles, title)
         write_page(page, results, part)
+    known = BASELINES if results["baselines"] else ()
+    others = {key.replace("_", " "): results["baselines"][key]["summary"] for key in known}
+    print(table(f"{len(results['runs'])} runs", {"model": results["summary"]} | others))
     print(label)
-    for name, value in results["summary"].items():
-        print(f"{name:24} {'-' if value is None else f'{value:.5g}'}")
-    for key, title in BASELINES.items() if results["baselines"] else ():
-        found = results["baselines"][key]["summary"]
-        print(f"{title}: " + ", ".join(f"{k} {'-' if v is None else f'{v:.5g}'}" for k, v in found.items()))
     print(out / "results.json", out / "report.html", sep="\n", flush=True)
 
 

@@ -20,6 +20,7 @@ from apps.aero.model import Transolver
 from apps.aero.outputs import drawn, written
 from apps.aero.predict import KIND, judge, load_model, predict
 from apps.aero.shapes import training_facts
+from apps.aero.shown import table
 from apps.agree import together
 from apps.cli import parse
 from apps.loop import fit, start
@@ -181,8 +182,7 @@ def _report(config, task, mesh, result, chief):
     arrays = shown.whole(FIGURE_ROWS)
     with together():
         if chief:
-            for name, value in result.scores.items():
-                print(f"validation {name} {value:.4f}")
+            print(table(f"validation, {len(task.checked)} runs", {"model": result.scores}))
             print(f"checkpoint {result.checkpoint}")
             path, title = Path(config.out) / "figure.png", f"{shown.run} ({task.checked_on})"
             with written(path) as (part,):

@@ -3,6 +3,8 @@
 Colours are those of Okabe and Ito, told apart by any eye; lines differ by their dashes too. Bands are the intervals.
 """
 
+from io import BytesIO
+
 import numpy as np
 
 from apps.report import new_figure, save_figure
@@ -159,7 +161,7 @@ def draw_maps(path, rows, titles, x, y, lines, channel, units):
 def animate(path, rows, titles, x, y, channel, units):
     """The fields of `draw_maps` one lead after another, sources beside each other: a GIF that starts over."""
     from matplotlib import pyplot
-    from matplotlib.animation import FuncAnimation, PillowWriter
+    from PIL import Image
 
     extent, style, height = [v / 1e3 for v in (x[0], x[-1], y[0], y[-1])], _style(channel, rows), len(y) / len(x)
     figure, axes = new_figure(1, len(rows), 3.2 * len(rows) + 0.9, 3.2 * height + 0.7)
@@ -168,16 +170,22 @@ def animate(path, rows, titles, x, y, channel, units):
         ax.set_facecolor("#dcc9a3")
         images.append(ax.imshow(fields[0], origin="lower", extent=extent, interpolation="nearest", **style))
         ax.set(xticks=[], yticks=[], title=MAPS.get(source) or SOURCES[source][0])
-    figure.colorbar(images[0], ax=axes, shrink=0.8, label=f"{channel} ({units})", extend="both")
+    figure.colorbar(images[0], ax=axes, shrink=0.8, pad=0.01, label=f"{channel} ({units})", extend="both")
 
-    def show(lead):
-        figure.suptitle(titles[lead], fontsize=11)
+    frames, box = [], None
+    for lead, title in enumerate(titles):
+        figure.suptitle(title, fontsize=11)
         for image, fields in zip(images, rows.values()):
             image.set_data(fields[lead])
-        return images
-
+        if box is None:  # the first frame is laid out, the others lie as it does, without the margins it left
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
+            box = figure.get_tightbbox().padded(0.1)
+        picture = BytesIO()
+        figure.savefig(picture, dpi=60, bbox_inches=box)
+        frames.append(Image.open(picture).convert("RGB").quantize(dither=Image.Dither.NONE))
     part = path.with_name(f".{path.name}")
-    FuncAnimation(figure, show, len(titles)).save(part, PillowWriter(fps=2), dpi=60)
+    frames[0].save(part, "GIF", save_all=True, append_images=frames[1:], duration=500, loop=0)
     pyplot.close(figure)
     part.rename(path)
     return path

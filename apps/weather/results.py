@@ -154,6 +154,7 @@ def show(results):
             marks = better(results, channel, source, "crps")
             values = "".join(f"{math.nan if v is None else v:9.3f}{m}" for v, m in zip(scores["crps"], marks))
             print(f"{channel + ' (' + results['units'][channel] + ')':22}{source:20}{values}")
+    print("lower is better; the model is surely better (+) or worse (-) than this one; all scores: results.json")
 
 
 def better(results, channel, baseline, score, at=(), lower=True):
