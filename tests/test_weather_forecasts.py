@@ -14,6 +14,7 @@ from apps.weather.hrrr import Hrrr
 from apps.weather.product import Product
 from apps.weather.rollout import rollout
 from apps.weather.stages import merged
+from apps.weather.stored import Stored
 from core import DistributedManager, InputError
 from data.weather.archive import WeatherReader
 from data.weather.grid import SPACING, hrrr_crop
@@ -261,3 +262,15 @@ def test_hrrr_is_scored_where_it_is_valid(folder, trained, hrrr, tmp_path):
     evaluate.main([*scored, *common])
     found = json.loads((tmp_path / "scores/results.json").read_text())["scores"]["refc"]["hrrr"]
     assert found["rmse"][0] > 0 and found["rmse"][1] is None
+
+
+@pytest.mark.parametrize("kind", ["folder", "text", "cut"])
+def test_a_file_that_is_no_forecast_is_named(tmp_path, kind):
+    path = tmp_path / "f.nc"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        xarray.Dataset({"refc": ("x", np.arange(4000.0))}).to_netcdf(path, engine="h5netcdf")
+        path.write_bytes(b"no NetCDF" if kind == "text" else path.read_bytes()[:20_000])
+    with pytest.raises(InputError, match="f.nc: cannot be read as a forecast.*Give an output of"):
+        Stored(path)

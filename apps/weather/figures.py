@@ -154,7 +154,7 @@ def draw_maps(path, rows, titles, x, y, lines, channel, units):
     for ax, title in zip(axes[0], titles):
         ax.set_title(title, fontsize=11)
     _scale_bar(axes[-1][0], extent)
-    figure.colorbar(image, ax=axes, shrink=0.6, label=f"{channel} ({units})", extend="both")
+    figure.colorbar(image, ax=axes, shrink=0.6, pad=0.01, label=f"{channel} ({units})", extend="both")
     return save_figure(figure, path)
 
 

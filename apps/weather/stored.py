@@ -13,7 +13,7 @@ class Stored:
     """A file of apps.weather.forecast. ``channels``, ``start``, ``members`` and ``history`` are those of the forecast.
 
     Raises:
-        InputError: no such file, or one that lacks what a forecast has.
+        InputError: no such file, one that cannot be read, or one that lacks what a forecast has.
     """
 
     def __init__(self, path):
@@ -23,7 +23,11 @@ class Stored:
         if not self.path.exists():
             raise InputError("no such forecast", file=path, remedy="Make one with python -m apps.weather.forecast")
         engine = "zarr" if self.path.is_dir() else "h5netcdf"
-        self.data = xarray.open_dataset(self.path, engine=engine, decode_timedelta=False)
+        try:
+            self.data = xarray.open_dataset(self.path, engine=engine, decode_timedelta=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"cannot be read as a forecast, damaged or of another format ({error})", file=path,
+                             remedy="Give an output of python -m apps.weather.forecast") from error  # fmt: skip
         dims = ("time", "lead_time", "member", "y", "x")
         self.channels = tuple(name for name in self.data.attrs.get("channels", "").split() if name in self.data)
         if not self.channels or any(self.data[name].dims != dims for name in self.channels):
