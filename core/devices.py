@@ -48,7 +48,8 @@ class Fitted:
     products: float = 0.38  # of arithmetic, in matrix products and convolutions of half precision
     wide: float = 0.061  # of arithmetic, in those of fp32 and fp64
     attention: float = 0.46  # of arithmetic
-    windows: float = 0.08  # of arithmetic, in neighbourhood attention
+    windows: float = 0.12  # of arithmetic, in neighbourhood attention
+    slots: float = 0.15  # of arithmetic, between points and slots
     bandwidth: float = 0.49  # of memory traffic
     group: float = 4.3e9  # bytes per second that torch's group norm reads and writes of one group of channels
     link: float = 0.60  # of the link; taken as usual, as the latency is: what was measured hardly tells
@@ -101,10 +102,12 @@ def of_message(nbytes, link, fitted=FITTED):
 def _of_work(work, device, fitted):
     half = work.dtype in _HALF
     peak = device.half if half else device.double if work.dtype == torch.float64 else device.single
-    if "attention" in work.name:
-        share = fitted.attention
+    if work.name.startswith("slot"):
+        share = fitted.slots
     elif work.name.startswith("neighborhood"):
         share = fitted.windows
+    elif "attention" in work.name:
+        share = fitted.attention
     else:
         share = fitted.products if half else fitted.wide
     bandwidth = device.bandwidth * fitted.bandwidth
