@@ -3,12 +3,16 @@ fails; cases start at a seed, which a failure names."""
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from cases import load
 from conftest import pytest_runtest_makereport
 from pool import CaseFailed
 
@@ -64,3 +68,15 @@ def test_a_failure_names_its_seed(request, failed):
         hook.send(SimpleNamespace(failed=failed, sections=[]))
     again = f"pytest '{request.node.nodeid}' --seed {request.config.getoption('seed')}"
     assert end.value.value.sections == [("seed", again)] * failed
+
+
+def _places_of_rows(meshes):
+    return list(load())
+
+
+def test_rows_have_one_place_whatever_was_imported_first(pool):
+    """A worker that has met a file of cases in another test would else cut its rows as no other worker does."""
+    first = "import cases_views, cases; print(*cases.load())"
+    done = subprocess.run([sys.executable, "-c", first], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert done.stdout.split() == list(load()), done.stderr
+    assert all(places == list(load()) for places in pool.run(_places_of_rows))
