@@ -146,7 +146,7 @@ def read_state(path):
         if not {"step", "ranks", "devices", "has_ema", "files"} <= state.keys():
             raise ValueError(file)
         return state
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError("no checkpoint", file=path, remedy="Give the step_... folder that training printed.") from None
     except (ValueError, AttributeError):
         raise InputError("not a readable checkpoint", file=file, remedy=EARLIER) from None

@@ -105,8 +105,8 @@ def record(kind, nbytes):
 
 def call_site():
     """The innermost frame outside core and torch."""
-    for frame in reversed(traceback.extract_stack()):
-        path = frame.filename.replace("\\", "/")
+    for frame, line in traceback.walk_stack(None):
+        path = frame.f_code.co_filename.replace("\\", "/")
         if "/core/" not in path and "/torch/" not in path:
-            return f"{frame.filename}:{frame.lineno}"
+            return f"{frame.f_code.co_filename}:{line}"
     return "backward"

@@ -169,6 +169,8 @@ def _refuses(meshes, folder):
         checkpoint.load(result.checkpoint, nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 2)).double())
     with pytest.raises(InputError, match="no checkpoint"):
         checkpoint.read_state(Path(folder) / "nowhere")
+    with pytest.raises(InputError, match="no checkpoint.*step_"):
+        checkpoint.read_state(result.checkpoint / "state.json")  # a file where a folder should be
     with pytest.raises(InputError, match="does not divide"):
         _run(options(Path(folder) / "odd", batch=3, domain=2))
     with pytest.raises(InputError, match="does not fit"):
