@@ -29,6 +29,7 @@ from core.writes import (
     is_plain,
     make_writable,
     mutates,
+    note_written,
     write_out,
     writes,
     writes_by_name,
@@ -385,6 +386,8 @@ def below(func, types, args, kwargs):
         out = call(plan.local or func, args, kwargs, locals_)
     except Exception as error:
         _raise_again(error, func, tensors)
+    if written:
+        note_written(written)
     if plan.outputs is TARGET:
         return args[0]
     if kind.view and torch.is_inference_mode_enabled() and not tensors[0].is_inference():

@@ -3,6 +3,7 @@
 from functools import cache
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
 from core._torch import NoTorchFunction
@@ -68,6 +69,18 @@ def make_writable(func, written):
                 raise MissingShardPatch("writes into a view of a pending sum", op=str(func), operands=[t._spec])
             spec = t._spec.cut_once().finished()
             t._local_tensor, t._spec = move(t._local_tensor, t._spec, spec), spec
+
+
+def note_written(written):
+    """Torch counts the writes into a wrapper. Local graphs save parts: their writes are counted here, also those into
+    what a part is a view of, so that a saved result that was changed is an error and no wrong gradient."""
+    for t in shards(written):
+        with NoTorchFunction():
+            if torch.compiler.is_compiling() or t.is_inference():
+                continue
+            for part in (t, *([t._base] if t._is_view() else [])):
+                if type(part._local_tensor) is torch.Tensor:
+                    increment_version(part._local_tensor)
 
 
 def write_out(func, args, kwargs, written):

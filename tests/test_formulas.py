@@ -10,6 +10,7 @@ from torch.distributed.tensor import Shard
 from core import scatter_tensor, set_attention_strategy
 from core.debug import trace
 from core.ops import gathered
+from core.ops.slots import slot_read
 
 CALLS = {
     "linear": lambda x, w, b: F.linear(x, w, b),
@@ -87,7 +88,7 @@ def kept(meshes):
     y = F.linear(h.detach().requires_grad_() * 1, leaf := w.clone().requires_grad_())
     with torch.no_grad():
         leaf.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="modified by an inplace operation|modified inplace"):
         y.sum().backward()
 
 
@@ -124,3 +125,31 @@ def attention_of_kept_and_returned_keys(meshes, most):
 @pytest.mark.parametrize("most", (0, 2**26))
 def test_attention_of_kept_and_returned_keys(pool, most):
     pool.run(attention_of_kept_and_returned_keys, most)
+
+
+CHANGED = {
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "causal attention": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "slots": lambda x: slot_read(x, x[:, :, :3].detach(), x[:, :, :3].detach()),
+    "product": lambda x: x.prod(2),
+}
+
+
+def changed_results(meshes, name):
+    """What the gradient hangs on may not be changed in place, be it through a view."""
+    x = scatter_tensor(_drawn(1, 2, 7, 4), None, meshes["2"], [Shard(2)], requires_grad=True)
+    for change in (lambda y: y.mul_(2), lambda y: y[..., :1].add_(1)):
+        y = CHANGED[name](x)
+        change(y)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation|modified inplace"):
+            (y**2).sum().backward()
+    y = F.linear(x, _drawn(3, 4))  # which does not need its result
+    (y.mul_(2) ** 2).sum().backward()
+    expected = x.detach().full_tensor().requires_grad_()
+    ((F.linear(expected, _drawn(3, 4)) * 2) ** 2).sum().backward()
+    torch.testing.assert_close(x.grad.full_tensor(), expected.grad)
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_changed_results(pool, name):
+    pool.run(changed_results, name)
