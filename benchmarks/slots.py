@@ -9,13 +9,13 @@ written once. Every cut of the sweep must give the results of the first one. Wha
 """
 
 import argparse
-import statistics
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from os import cpu_count
 
 import torch
 
+from benchmarks.neighborhood import milliseconds
 from core.kernels import slots as kernels
 from core.kernels.slots import Config
 from core.ops import slot_tiles
@@ -134,20 +134,6 @@ def check(size, dtype, wrap=lambda function: function):
         got = results(wrap(function), tensors)
         off += [((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, wanted)]
     return off
-
-
-def milliseconds(call, repeats=7):
-    for _ in range(2):
-        call()
-    times = []
-    for _ in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return statistics.median(times)
 
 
 def torchs(which):

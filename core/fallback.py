@@ -15,6 +15,7 @@ from core.errors import MissingShardPatch, ShardingError
 from core.redistribute import move
 from core.shard_tensor import ShardTensor
 from core.spec import replicated_spec
+from core.writes import note_written
 
 _mode = "warn"
 _limit = None
@@ -47,6 +48,7 @@ def fallback(func, call, tensors, written, in_place):
     for t, value in zip(tensors, whole):
         if isinstance(t, ShardTensor) and any(t is w for w in written):
             t._local_tensor.copy_(move(value, t._spec.replicated(), t._spec))
+    note_written(written)
     if in_place and out is not None:
         return written[0]
     return _recut(out, max(specs, key=lambda s: s.is_sharded()))

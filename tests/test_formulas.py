@@ -127,6 +127,16 @@ def test_attention_of_kept_and_returned_keys(pool, most):
     pool.run(attention_of_kept_and_returned_keys, most)
 
 
+@torch.library.custom_op("tests::double", mutates_args=("x",))
+def double(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+def _without_a_rule(y):
+    with torch.no_grad():
+        double(y)
+
+
 CHANGED = {
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
     "causal attention": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
@@ -138,7 +148,7 @@ CHANGED = {
 def changed_results(meshes, name):
     """What the gradient hangs on may not be changed in place, be it through a view."""
     x = scatter_tensor(_drawn(1, 2, 7, 4), None, meshes["2"], [Shard(2)], requires_grad=True)
-    for change in (lambda y: y.mul_(2), lambda y: y[..., :1].add_(1)):
+    for change in (lambda y: y.mul_(2), lambda y: y[..., :1].add_(1), _without_a_rule):
         y = CHANGED[name](x)
         change(y)
         with pytest.raises(RuntimeError, match="modified by an inplace operation|modified inplace"):

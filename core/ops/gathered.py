@@ -1,8 +1,8 @@
 """Attention with all keys at hand: keys and values of a cut sequence come in one message, the kernels of torch compute.
 
 Rows are the outermost dim of the message, so the parts of the ranks follow each other in memory and nothing is copied
-when they have come; kernels take keys by any stride. The derivative is written out (:mod:`core.formulas`) where torch
-would choose one of its fused kernels: no graph of our own around it.
+when they have come; kernels take keys by any stride. The derivative is written out (:mod:`core.formulas`), without a
+graph of our own around it, unless torch was told to use plain products alone.
 """
 
 import torch
