@@ -5,6 +5,7 @@ from core.capture import capture
 from core.dispatch import Plan, op
 from core.errors import InputError, MissingShardPatch, ShardingError, UndeterminedShardingError
 from core.fallback import set_fallback
+from core.kernels.natten import set_neighborhood_kernel
 from core.mesh import DistributedManager, make_mesh
 from core.ops.neighborhood import neighborhood_attention
 from core.ops.neighbors import knn, radius_search
@@ -35,5 +36,6 @@ __all__ = [
     "scatter_tensor",
     "set_attention_strategy",
     "set_fallback",
+    "set_neighborhood_kernel",
     "sync_module_over_mesh",
 ]

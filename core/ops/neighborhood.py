@@ -4,7 +4,8 @@ Queries are taken in tiles; the windows of one tile lie in one block of keys (:m
 runs over all tiles at once with a mask that says which keys of the block are in whose window. Memory grows with the
 number of points times (tile + window)^n / tile^n, never with its square; beyond a limit the grid goes piece by piece.
 
-On a GPU a kernel does it in one pass instead (:mod:`core.kernels`), for the usual dtypes.
+On a GPU a kernel does it in one pass instead (:mod:`core.kernels`), for the usual dtypes: ours, or natten's where that
+is installed and faster.
 
 On shards each rank fetches the rows of keys and values that the windows of its own queries reach, and the windows are
 those of the whole grid: only its true edges push them. A piece of a grid is computed as a shard is.
@@ -21,7 +22,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.kernels import Neighborhood, has_kernel
+from core.kernels import Neighborhood, has_kernel, natten
 from core.ops.block import result_dtype
 from core.ops.graph import operator
 from core.ops.halo import fetch
@@ -118,8 +119,12 @@ def _attention(q, k, v, axes, scale):
     if q.numel() == 0:
         return (q + k.sum() + v.sum()).to(result_dtype(q))
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    if has_kernel(q, factor):
-        return Neighborhood.apply(*(t.to(result_dtype(q)) for t in (q, k, v)), axes, factor)
+    own = Neighborhood.apply if has_kernel(q, factor) else None
+    call = *(t.to(result_dtype(q)) for t in (q, k, v)), axes, factor
+    if natten.preferred(*call, own):
+        return natten.attention(*call)
+    if own:
+        return own(*call)
     pieces = _pieces(axes)
     return _attend(q, k, v, pieces[0], scale) if len(pieces) == 1 else _Pieces.apply(q, k, v, axes, scale)
 
