@@ -19,10 +19,11 @@ import torch.distributed as dist
 
 from apps.cli import check_counts, option
 from apps.finite import checked_loss
+from apps.meshes import mesh_of
 from apps.record import Record, peak_memory
 from apps.restart import launch, put_aside, restarted
 from apps.training import OPTIMIZERS, Swapped, gradients_sent, optimizers_of, recompute
-from core import DistributedManager, InputError, checkpoint
+from core import InputError, checkpoint
 from core.capture import capture
 from core.parallelize import parallelize, unwrapped
 from data.sampler import DomainSampler
@@ -86,23 +87,13 @@ class Result:
 
 
 def start(config):
-    """Joins the process group and makes the mesh of a run; seeds this process.
-
-    Its axes are (ddp, domain), or (ddp, domain_h, domain_w) where ``config.columns`` is above one.
+    """Joins the process group and makes the mesh of a run (`apps.meshes.mesh_of`); seeds this process.
 
     Raises:
         InputError: a count below one, a domain that does not fit the number of processes.
     """
     check_counts(config, "steps", "batch", "accumulate", "domain", "log_every", "validate_every", "checkpoint_every")
-    if not DistributedManager.is_initialized():
-        DistributedManager.initialize()
-    columns = getattr(config, "columns", 1)
-    if config.domain % columns:
-        raise InputError(f"--columns {columns} do not divide --domain {config.domain}", remedy="Choose a divisor")
-    shape, names = (config.domain,), ("domain",)
-    if columns > 1:
-        shape, names = (config.domain // columns, columns), ("domain_h", "domain_w")
-    mesh = DistributedManager().initialize_mesh((-1, *shape), ("ddp", *names))
+    mesh = mesh_of(config.domain, getattr(config, "columns", 1))
     torch.manual_seed(config.seed)
     return mesh
 

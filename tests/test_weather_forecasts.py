@@ -11,11 +11,12 @@ from apps.cli import parse
 from apps.weather import evaluate, forecast, products, train
 from apps.weather.dataset import Facts, Frames
 from apps.weather.hrrr import Hrrr
+from apps.weather.policy import Policy
 from apps.weather.product import Product
 from apps.weather.rollout import rollout
 from apps.weather.stages import merged
 from apps.weather.stored import Stored
-from core import DistributedManager, InputError
+from core import DistributedManager, InputError, checkpoint
 from data.weather.archive import WeatherReader
 from data.weather.grid import SPACING, hrrr_crop
 from data.weather.synthetic import Storms, build_synthetic
@@ -23,6 +24,7 @@ from data.weather.synthetic import Storms, build_synthetic
 START = "2021-05-28T18:50"
 SIZES = ["--history", "2", "--width", "16", "--depth", "1", "--heads", "2", "--kernel", "3", "--cases", "1"]
 FEW = ["--steps", "1", "--batch", "2", "--members", "1", "--sampler-steps", "2"]
+REJECT = ["--missing", "reject", "--least", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def trained(folder):
 
     def run(part, *more):
         base = ["--archive", folder / "archive.zarr", "--out", folder / f"{part}{''.join(more)}", "--part", part]
-        return str(train.main([*map(str, base), *SIZES, *FEW, *more]).checkpoint)
+        return str(train.main([*map(str, base), *SIZES, *FEW, *REJECT, *more]).checkpoint)
 
     halves = [run("radar", "--boundaries", "0.5", "--expert", str(i)) for i in range(2)]
     return {"satellite": run("satellite", "--history", "3"), "radar": run("radar"), "halves": halves}
@@ -56,6 +58,15 @@ def coupled(folder, trained):
     """A forecast of the radar model on that of the satellite model."""
     forecast.main(_arguments(folder, trained, "coupled.zarr"))
     return folder / "coupled.zarr"
+
+
+@pytest.fixture(scope="module")
+def short(folder, trained):
+    """The first two steps of it."""
+    arguments = _arguments(folder, trained, "short.zarr", "--no-products")
+    arguments[arguments.index("--steps") + 1] = "2"
+    forecast.main(arguments)
+    return folder / "short.zarr"
 
 
 def test_the_radar_model_hears_the_forecast_of_the_bands(folder, trained, coupled):
@@ -102,6 +113,32 @@ def test_a_model_that_is_told_of_what_none_forecasts_is_refused(folder, trained,
         with pytest.raises(SystemExit):
             forecast.main(bad)
         assert word in capsys.readouterr().err
+
+
+def test_the_policy_for_gaps_is_that_of_the_training_unless_told(folder, trained, short, tmp_path, capsys):
+    """Stated with the checkpoint, the forecast and the scores; no radar sees all, so all of a frame is too much."""
+    states = [checkpoint.read_state(trained[part])["task"]["policy"] for part in ("satellite", "radar")]
+    kept = xarray.open_zarr(short).attrs["missing_pixels"]
+    assert [Policy(**state) for state in (*states, json.loads(kept))] == [Policy("reject", 0.0)] * 3
+    everything, archive = ["--least", "1"], ["--archive", str(folder / "archive.zarr"), "--no-figures"]
+    models = ["--checkpoint", trained["radar"], "--satellite", trained["satellite"]]
+    score, named = (
+        ["--out", str(tmp_path), "--steps", "2"],
+        "archive.zarr, variable c02: only 0% was observed at 2021-05-28T18:30",
+    )
+    for main, arguments, words in (
+        (forecast.main, _arguments(folder, trained, "none.zarr", *everything), named),
+        (forecast.main, _arguments(folder, trained, "none.zarr", *everything, "--missing", "refuse"), named),
+        (evaluate.main, [*models, *archive, *score, *everything], "successive frames that can be used"),
+        (evaluate.main, [*models, *archive, *score, "--least", "0.5", "--missing", "refuse"], "c02: only 0% was"),
+        (evaluate.main, ["--forecast", str(short), *archive, *score, *everything], "no forecast is"),
+        (evaluate.main, ["--forecast", str(short), *archive, *score, *everything, "--missing",
+                         "refuse"], named),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert words in capsys.readouterr().err
+    forecast.main(_arguments(folder, trained, "none.zarr", *everything, "--missing", "mask", "--no-products"))
 
 
 def _half(args, trained):
@@ -249,16 +286,13 @@ def test_hrrr_is_the_run_that_was_there_at_equal_times(folder, hrrr):
         Hrrr(folder / "archive.zarr" / "fields", 60)
 
 
-def test_hrrr_is_scored_where_it_is_valid(folder, trained, hrrr, tmp_path):
+def test_hrrr_is_scored_where_it_is_valid(folder, trained, short, hrrr, tmp_path):
     common = ["--archive", str(folder / "archive.zarr"), "--no-figures", "--baselines", "persistence"]
     forecast.main(_arguments(folder, trained, "scored.zarr", "--no-products", "--overwrite"))
     scored = ["--forecast", str(folder / "scored.zarr"), "--hrrr", str(hrrr), "--out", str(tmp_path / "scores")]
     with pytest.raises(SystemExit):  # the frames of the day end before the last lead
         evaluate.main([*scored, *common])
-    short = _arguments(folder, trained, "short.zarr", "--no-products")
-    short[short.index("--steps") + 1] = "2"
-    forecast.main(short)
-    scored[1] = str(folder / "short.zarr")
+    scored[1] = str(short)
     evaluate.main([*scored, *common])
     found = json.loads((tmp_path / "scores/results.json").read_text())["scores"]["refc"]["hrrr"]
     assert found["rmse"][0] > 0 and found["rmse"][1] is None

@@ -6,6 +6,8 @@ import torch
 
 from apps.weather import dataset
 from apps.weather.dataset import Facts, Frames
+from apps.weather.forecast import find_start
+from apps.weather.policy import KINDS, Policy
 from core.errors import InputError
 from data.sampler import DomainSampler
 from data.weather.archive import WeatherReader
@@ -83,11 +85,24 @@ def single_rank():
 
 def test_policies_for_what_is_missing(frames):
     assert frames().starts() == [1, 2, 3, 4, 5, 6]
-    assert frames(missing="reject").starts() == [1, 2, 3, 4]
-    assert frames(missing="reject", least=0.6).starts() == [1, 2, 3]
-    with pytest.raises(InputError, match="variable refc: only 0% was observed at 2020-01-01T01:00:00. Leave such"):
-        frames(missing="refuse").starts()
-    assert frames(missing="refuse", least=0.0).starts() == [1, 2, 3, 4, 5, 6]
+    assert frames(policy=Policy("reject")).starts() == [1, 2, 3, 4]
+    assert frames(policy=Policy("reject", 0.6)).starts() == [1, 2, 3]
+    with pytest.raises(InputError, match="a.zarr, variable refc: only 0% was observed at 2020-01-01T01:00:00, 50%"):
+        frames(policy=Policy("refuse")).starts()
+    assert frames(policy=Policy("refuse", 0.0)).starts() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_forecast_starts_where_the_policy_allows(archive):
+    reader = WeatherReader(archive)
+    facts, refused = Facts.of(reader, 2), "a.zarr, variable refc: only 0% was observed at 2020-01-01T01:00:00"
+    starts = {kind: lambda text, kind=kind: find_start(reader, facts, text, Policy(kind)) for kind in KINDS}
+    assert starts["mask"]("latest") == starts["mask"]("2020-01-01T01:10") == 7
+    assert starts["reject"]("latest") == 5  # half of it was seen
+    for kind, text in (("refuse", "latest"), ("refuse", "2020-01-01T01:10"), ("reject", "2020-01-01T01:10")):
+        with pytest.raises(InputError, match=refused):
+            starts[kind](text)
+    with pytest.raises(InputError, match="no 2 successive frames of which enough was observed"):
+        find_start(reader, facts, "latest", Policy("reject", 1.1))
 
 
 def test_log_channels_come_back_in_their_units(frames, archive):

@@ -71,7 +71,10 @@ def evaluate_arguments(folder, checkpoint, out, figures="--no-figures"):
 
 
 def every_verb(rank, folder, domain):
-    """Ends with the status of a command that refuses its archive."""
+    """Ends with the status of a command that refuses its archive.
+
+    Forecasts and evaluations have the grid cut along columns, along rows in two data groups, and along both.
+    """
     found, nbytes = gradients(options(folder, "unused", domain=domain, precision="fp64"))
     world = dist.get_world_size()
     both_ways = gradients(options(folder, "unused", domain=world, columns=2, precision="fp64"))[0]
@@ -83,7 +86,9 @@ def every_verb(rank, folder, domain):
         torch.save([found, both_ways], out / "gradients.pt")
         (out / "result.json").write_text(json.dumps({"losses": result.losses, "scores": result.scores}))
     made = forecast_arguments(folder, result.checkpoint, out / "forecast.zarr")
-    forecast.main.__wrapped__([*made, "--domain", str(domain)])
-    evaluate.main.__wrapped__([*evaluate_arguments(folder, result.checkpoint, out), "--domain", str(domain)])
+    ways = {2: ("2", "2", "1", "1"), 4: ("2", "1", "4", "2")}[world]
+    forecast.main.__wrapped__([*made, "--domain", ways[0], "--columns", ways[1]])
+    scored = evaluate_arguments(folder, result.checkpoint, out)
+    evaluate.main.__wrapped__([*scored, "--domain", ways[2], "--columns", ways[3]])
     broken = ["--archive", f"{folder}/broken.zarr", "--out", str(out / "broken"), "--domain", str(domain)]
     train.main([*broken, "--steps", "2", "--batch", "4", "--kernel", "3", "--history", "2"])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
 from apps.weather import nowcasts
@@ -78,7 +79,7 @@ def forecasts(names, frames, index, steps, members, seed, hrrr=None):
     if hrrr is not None and ECHOES[0] in facts.channels:
         start, floor = frames.reader.times[index], facts.floor[facts.channels.index(ECHOES[0])]
         times = start + facts.step * np.arange(1, steps + 1)
-        fields = hrrr.forecast(start, times, frames.reader.grid, floor) if frames.mesh.get_local_rank() == 0 else None
+        fields = hrrr.forecast(start, times, frames.reader.grid, floor) if dist.get_rank() == _first(frames) else None
         out["hrrr"] = {ECHOES[0]: _scattered(fields, frames, (steps, 1, *facts.shape))}
     return out
 
@@ -96,7 +97,7 @@ def _carried(names, frames, past, c, index, steps, members, seed):
     fields = [torch.where(f.valid[0, c], frames.physical(f.values)[0, c], np.nan).full_tensor() for f in past]
     rows = None
     count = sum(members if name == "steps" else 1 for name in names)
-    if frames.mesh.get_local_rank() == 0:
+    if dist.get_rank() == _first(frames):
         fields = [field.cpu().numpy() for field in fields]
         minutes = int(frames.reader.times[index].astype("datetime64[m]").astype(int))
         rows = _nowcasts(names, frames, fields, c, steps, members, (seed * 7919 + minutes) % 2**31)
@@ -105,12 +106,15 @@ def _carried(names, frames, past, c, index, steps, members, seed):
 
 def _scattered(rows, frames, shape):
     """What the first rank of the domain has, cut as the frames are."""
-    mesh, values = frames.mesh, None
+    values, cut = None, [Shard(2 + axis) for axis in range(frames.mesh.ndim)]
     if rows is not None:
         values = torch.from_numpy(np.ascontiguousarray(rows.reshape(shape))).to(frames.latitude.device)
-    return scatter_tensor(
-        values, int(mesh.mesh.flatten()[0]), mesh, [Shard(2)], shape, torch.float64, sizes=frames.sizes
-    )
+    return scatter_tensor(values, _first(frames), frames.mesh, cut, shape, torch.float64, sizes=frames.sizes)
+
+
+def _first(frames):
+    """The rank of the domain that does what needs whole fields."""
+    return int(frames.mesh.mesh.flatten()[0])
 
 
 def _nowcasts(names, frames, fields, c, steps, members, seed):

@@ -14,6 +14,8 @@ from apps.cli import option
 from apps.loop import LoopConfig
 from apps.weather.diffusion import LAWS, Diffusion
 from apps.weather.model import ModelConfig
+from apps.weather.policy import KINDS as POLICIES
+from apps.weather.policy import Policy
 from apps.weather.positions import KINDS
 from core import InputError
 
@@ -69,7 +71,7 @@ class TrainConfig(LoopConfig):
     told: tuple[str, ...] | None = option(None, "channels to be told of only; left out: for radar the bands, else none")
     columns: int = option(1, "of the --domain ranks, how many stand side by side: the grid is then cut both ways")
     missing: str = option("mask", "frames with little observed: masked, samples with them rejected, or all refused",
-                          choices=("mask", "reject", "refuse"))  # fmt: skip
+                          choices=POLICIES)  # fmt: skip
     least: float = option(0.5, "share of a frame that must be observed in every channel, for --missing reject, refuse")
     channel_weights: tuple[float, ...] | None = option(None, "weights of the channels' losses; left out: all alike")
     history: int | None = option(None, "frames that the model sees (preset)")
@@ -134,6 +136,10 @@ class TrainConfig(LoopConfig):
         tokens = tuple(-(-n // self.patch) for n in shape) if self.positions == "learned" else None
         own |= {"channels": channels, "conditions": conditions, "window": (self.history, seen), "grid": tokens}
         return ModelConfig(**own)
+
+    def policy(self):
+        """What is done about frames of which little was observed."""
+        return Policy(self.missing, self.least)
 
     def diffusion(self):
         """The process, or of an expert its part of it."""

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Shard
 
 from apps.weather.baselines import Observed, persistence
 from apps.weather.facts import SKY, Facts, per_channel
+from apps.weather.policy import MASK
 from core import InputError, ShardTensor
 from data.prefetch import Prefetcher
 from data.sharded import local_index, read_sharded, spec_of
@@ -56,15 +57,13 @@ class Frames:
     """Frames of an archive, scaled, masked and cut over the ranks of ``mesh``: one axis cuts rows, a second columns.
 
     split: where it is a region ({"lon_max": ...}), everything beyond it is missing: in history and target alike.
-    missing: what is done with frames of which less than the share ``least`` of a channel was observed. "mask" takes
-    them, what is missing counting for nothing; "reject" leaves out samples that need them; "refuse" raises. All ranks
-    decide alike, by the coverage that the archive has of each whole frame.
+    policy: what is done about frames of which little was observed.
     """
 
-    def __init__(self, reader, facts, mesh, patch, split=None, dtype=torch.float32, missing="mask", least=0.5):
+    def __init__(self, reader, facts, mesh, patch, split=None, dtype=torch.float32, policy=MASK):
         facts.check(reader)
         self.reader, self.facts, self.mesh, self.split, self.dtype = reader, facts, mesh, split, dtype
-        self.missing, self.least = missing, least
+        self.policy = policy
         self.sizes = {axis: row_sizes(facts.shape[axis], patch, mesh.size(axis)) for axis in range(mesh.ndim)}
         self.at = [reader.channels.index(name) for name in facts.channels]
         self.latitude, self.longitude = (self._map(name) for name in ("latitude", "longitude"))
@@ -80,32 +79,19 @@ class Frames:
         """Indices of the frames from which a forecast of ``leads`` steps has its history and its truth in the split.
 
         Raises:
-            InputError: the first frame and channel of them with too little observed, where ``missing`` is "refuse".
+            InputError: the first frame and channel of them with too little observed, where the policy refuses.
         """
         times, h = self.reader.times, self.facts.history
         inside = times_in(self.split, times) if self.split is not None else np.ones(len(times), bool)
-        inside = inside & self._enough(inside)
+        if self.policy.missing == "refuse":
+            self.policy.demand(self.reader, self.facts.channels, np.flatnonzero(inside))
+        inside = inside & ~self.policy.poor(self.reader, self.facts.channels).any(1)
         even = np.append(False, np.diff(times) == self.facts.step)
         good = [
             inside[i - h + 1 : i + leads + 1].all() and even[i - h + 2 : i + leads + 1].all()
             for i in range(h - 1, len(times) - leads)
         ]
         return [h - 1 + i for i in np.flatnonzero(good)]
-
-    def _enough(self, wanted):
-        """Frames (n,) that the policy takes; ``wanted`` (n,): those that may be asked for."""
-        if self.missing == "mask":
-            return np.ones(len(wanted), bool)
-        poor = self.reader.coverage[:, self.at] < self.least
-        if self.missing == "refuse" and poor[wanted].any():
-            frame, channel = np.argwhere(poor & wanted[:, None])[0]
-            raise InputError(
-                f"only {self.reader.coverage[frame, self.at[channel]]:.0%} was observed at {self.reader.times[frame]}",
-                file=self.reader.path,
-                variable=self.facts.channels[channel],
-                remedy="Leave such samples out (--missing reject) or mask them (--missing mask)",
-            )
-        return ~poor.any(1)
 
     def expect(self, starts):
         """Begin to read, in other processes, what `batch` of these starts will need; small frames are not worth it."""

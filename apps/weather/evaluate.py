@@ -7,7 +7,7 @@ Data groups share the cases, the ranks of a domain share each case. docs/verific
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +19,10 @@ import torch.distributed as dist
 from apps import metrics
 from apps.agree import together
 from apps.cli import check_counts, option, parse
+from apps.meshes import domain_of, mesh_of
 from apps.weather import baselines, figures, results
 from apps.weather.dataset import Frames
-from apps.weather.diffusion import SOLVERS
-from apps.weather.forecast import load_stages
+from apps.weather.ensemble import EnsembleConfig, chosen, load_stages, policy_of
 from apps.weather.hrrr import Hrrr
 from apps.weather.product import provenance
 from apps.weather.report import write_report
@@ -39,26 +39,19 @@ from data.weather.states import state_lines_xy
 RUN = Path("runs/weather")
 
 
-@dataclass
-class EvaluateConfig:
+@dataclass(kw_only=True)
+class EvaluateConfig(EnsembleConfig):
     """Options of an evaluation."""
 
     checkpoint: tuple[str, ...] | None = option(None, "step_... folder of a training, or one of each expert; left out: "
                                                 f"the last one of {RUN}")  # fmt: skip
-    satellite: tuple[str, ...] | None = option(None, "step_... folder of the model of the bands that --checkpoint is "
-                                               "told, or one of each expert")  # fmt: skip
     forecast: tuple[str, ...] | None = option(None, "files of apps.weather.forecast to score instead of new forecasts")
     archive: str | None = option(None, "archive with the split to score; left out: the one of the training")
     out: str = option("runs/weather/evaluation", "folder of results.json, report.html and the figures")
     split: str = option("valid", "split of the archive")
-    steps: int = option(6, "steps ahead")
     members: int = option(4, "ensemble members, of the model and of STEPS")
     cases: int = option(12, "starting times, evenly spaced over the split")
     seed: int = option(0, "of the ensembles, and of the draws of the intervals")
-    solver: str = option("heun", "heun: two calls of the network a step; dpm: one, for few steps", choices=SOLVERS)
-    sampler_steps: int | None = option(None, "steps of the sampler; left out: as in training")
-    churn: float = option(0.0, "share by which Heun raises the noise before each step; 0: deterministic")
-    at_once: int = option(8, "members that the network sees together; fewer need less memory")
     domain: int = option(1, "ranks that share one case; the rest of the world takes other cases")
     baselines: tuple[str, ...] | None = option(
         None, f"of {', '.join(baselines.NAMES)}; left out: all, those of pysteps where it is installed"
@@ -74,13 +67,12 @@ class EvaluateConfig:
 def main(argv=None):
     config = parse(EvaluateConfig, argv, __doc__.splitlines()[0])
     DistributedManager.initialize()
-    mesh = DistributedManager().initialize_mesh((-1, config.domain), ("ddp", "domain"))
     chief = dist.get_rank() == 0
     with together():
-        check_counts(config, "steps", "members", "cases", "sampler_steps", "at_once", "draws")
+        check_counts(config, "steps", "members", "cases", "sampler_steps", "at_once", "draws", "domain", "columns")
         names = baselines.choose(config.baselines, chief)
         hrrr = Hrrr(config.hrrr, config.hrrr_delay) if config.hrrr else None
-    find = _stored if config.forecast else _made
+    mesh, find = mesh_of(config.domain, config.columns), _stored if config.forecast else _made
     ensembles, frames, cases, about = find(config, mesh)
     sums, panels = score_all(ensembles, frames, cases, config, names, hrrr, mesh)
     if chief:
@@ -98,15 +90,15 @@ def _made(config, mesh):
         reader = WeatherReader(config.archive or checkpoint.read_state(config.checkpoint[0])["task"]["archive"])
     stages = load_stages(config)
     with together():
-        region, last = reader.split(config.split), stages[-1]
-        frames = Frames(reader, merged(stages), mesh["domain"], last.patch, region, last.dtype)
+        region, last, policy = reader.split(config.split), stages[-1], policy_of(config, stages)
+        frames = Frames(reader, merged(stages), domain_of(mesh), last.patch, region, last.dtype, policy)
         cases = spread(frames.starts(config.steps), config.cases)
         if not cases:
             raise InputError(
-                f"no {frames.facts.history + config.steps} successive frames",
+                f"no {frames.facts.history + config.steps} successive frames that can be used",
                 file=reader.path,
                 variable=f"{config.split} split",
-                remedy="Use fewer --steps or another --split",
+                remedy="Use fewer --steps or another --split, or --missing mask",
             )
 
     def ensembles(index):
@@ -114,7 +106,8 @@ def _made(config, mesh):
         made = rollout(stages, frames, index, range(config.steps), members, config.seed, config.at_once)
         return (frames.physical(frame.values) for frame in made)
 
-    return ensembles, frames, cases, provenance(stages, reader, split=config.split, seed=config.seed)
+    told = dict(split=config.split, seed=config.seed, missing_pixels=asdict(policy))
+    return ensembles, frames, cases, provenance(stages, reader, **told)
 
 
 def _stored(config, mesh):
@@ -123,12 +116,13 @@ def _stored(config, mesh):
         files = [Stored(path) for path in config.forecast]
         first = files[0]
         for file in files:
-            same = ("channels", "steps", "members", "history")
+            same = ("channels", "steps", "members", "history", "policy")
             if any(getattr(file, name) != getattr(first, name) for name in same):
                 raise InputError(f"is not like {first.path}", file=file.path, variable=", ".join(same),
                                  remedy="Score forecasts of one kind together")  # fmt: skip
         reader = WeatherReader(config.archive or first.data.attrs["archive"])
-        frames = Frames(reader, first.facts(reader), mesh["domain"], 1, dtype=torch.float64)
+        frames = Frames(reader, first.facts(reader), domain_of(mesh), 1, dtype=torch.float64)
+        policy = chosen(config, first.policy)
         config.steps, config.members, config.split = first.steps, first.members, "as forecast"
         by_case = {}
         for file in files:
@@ -137,9 +131,21 @@ def _stored(config, mesh):
             if len(at) == 0 or int(at[0]) not in frames.starts(config.steps):
                 raise InputError(f"the archive lacks frames from {file.start} to the last lead", file=file.path,
                                  variable="time", remedy="Give the --archive that holds what was observed")  # fmt: skip
-            by_case[int(at[0])] = file
-    about = {"forecasts": [str(file.path) for file in files], "forecast": dict(first.data.attrs)}
+            if _taken(policy, frames, range(int(at[0]) - first.history + 1, int(at[0]) + config.steps + 1)):
+                by_case[int(at[0])] = file
+        if not by_case:
+            raise InputError("no forecast is left of which enough was observed", file=reader.path, variable="coverage",
+                             remedy="Lower --least, or use --missing mask")  # fmt: skip
+    about = {"forecasts": [str(by_case[index].path) for index in sorted(by_case)],
+             "forecast": dict(first.data.attrs), "missing_pixels": asdict(policy)}  # fmt: skip
     return lambda index: by_case[index].ensembles(frames, config.steps), frames, sorted(by_case), about
+
+
+def _taken(policy, frames, wanted):
+    """Whether the policy takes the ``wanted`` frames; where it refuses it raises."""
+    if policy.missing == "refuse":
+        policy.demand(frames.reader, frames.facts.channels, wanted)
+    return not policy.poor(frames.reader, frames.facts.channels)[wanted].any()
 
 
 def find_checkpoint():

@@ -14,33 +14,26 @@ import torch.distributed as dist
 
 from apps.agree import together
 from apps.cli import check_counts, option, parse
+from apps.meshes import domain_of, mesh_of
 from apps.weather.dataset import Frames
-from apps.weather.diffusion import SOLVERS
+from apps.weather.ensemble import EnsembleConfig, load_stages, policy_of
+from apps.weather.policy import MASK
 from apps.weather.product import Product, check_path, provenance
 from apps.weather.rollout import rollout, share
-from apps.weather.stages import chain, load, merged
+from apps.weather.stages import merged
 from core import DistributedManager, InputError
 from core.command import command
 from data.weather.archive import WeatherReader
 
 
-@dataclass
-class ForecastConfig:
+@dataclass(kw_only=True)
+class ForecastConfig(EnsembleConfig):
     """Options of a forecast."""
 
     checkpoint: tuple[str, ...] = field(metadata={"help": "step_... folder of a training, or one of each expert"})
     archive: str = field(metadata={"help": "archive that holds the frames up to --init"})
     out: str = field(metadata={"help": "file to write, .zarr or .nc"})
     init: str = option("latest", "time of the last frame of the history, such as 2021-06-21T20:00")
-    satellite: tuple[str, ...] | None = option(None, "step_... folder of the model of the bands that --checkpoint is "
-                                               "told, or one of each expert")  # fmt: skip
-    steps: int = option(6, "steps ahead")
-    members: int = option(4, "ensemble members")
-    seed: int = option(0, "of the ensemble")
-    solver: str = option("heun", "heun: two calls of the network a step; dpm: one, for few steps", choices=SOLVERS)
-    sampler_steps: int | None = option(None, "steps of the sampler; left out: as in training")
-    churn: float = option(0.0, "share by which Heun raises the noise before each step; 0: deterministic")
-    at_once: int = option(8, "members that the network sees together; fewer need less memory")
     domain: int | None = option(None, "ranks that share the grid; left out: all")
     products: bool = option(True, "also means, probabilities and rain rates")
     resume: bool = option(False, "go on with a forecast that was broken off")
@@ -53,19 +46,20 @@ def main(argv=None):
     DistributedManager.initialize()
     with together():
         check_path(config.out, config.overwrite)
-        check_counts(config, "steps", "members", "sampler_steps", "at_once", "domain")
+        check_counts(config, "steps", "members", "sampler_steps", "at_once", "domain", "columns")
         reader = WeatherReader(config.archive)
-    mesh = DistributedManager().initialize_mesh((-1, config.domain or dist.get_world_size()), ("ddp", "domain"))
-    stages = load_stages(config)
+    mesh, stages = mesh_of(config.domain, config.columns), load_stages(config)
     with together():
-        frames = Frames(reader, merged(stages), mesh["domain"], stages[-1].patch, dtype=stages[-1].dtype)
-        index = find_start(reader, frames.facts, config.init)
+        last, policy = stages[-1], policy_of(config, stages)
+        frames = Frames(reader, merged(stages), domain_of(mesh), last.patch, dtype=last.dtype, policy=policy)
+        index = find_start(reader, frames.facts, config.init, policy)
         frames.history(index)
     chief, members = dist.get_rank() == 0, share(config.members, mesh)
     start = reader.times[index]
-    about = provenance(stages, reader, init=str(start), seed=config.seed, config=_told(config)) if chief else {}
+    told = dict(init=str(start), seed=config.seed, config=_told(config), missing_pixels=json.dumps(asdict(policy)))
+    about = provenance(stages, reader, **told) if chief else {}
     size = config.steps, config.members
-    with Product(config.out, frames, start, *size, about, mesh, config.resume, config.products) as product:
+    with Product(config.out, frames, start, *size, about, config.resume, config.products) as product:
         if chief and product.done:
             print(f"going on after step {product.done}", file=sys.stderr, flush=True)
         leads = range(product.done, config.steps) if members else ()
@@ -80,30 +74,29 @@ def main(argv=None):
         print(f"forecast {config.out}")
 
 
-def load_stages(config):
-    """The stages that --checkpoint and --satellite name, with the sampler of the other options."""
-    sampler = dict(steps=config.sampler_steps, churn=config.churn, solver=config.solver)
-    last = load(config.checkpoint, **sampler)
-    return chain(last, load(config.satellite, **sampler) if config.satellite else None)
-
-
 def _told(config):
     """What the forecast depends on, as text: how ranks were arranged and where it is written do not count."""
-    arranged = ("domain", "at_once", "out", "resume", "overwrite")
+    arranged = ("domain", "columns", "at_once", "out", "resume", "overwrite")
     return json.dumps({name: value for name, value in asdict(config).items() if name not in arranged})
 
 
-def find_start(reader, facts, text):
-    """Index of the frame at a time given as text, which must have its history before it; "latest" is the last such.
+def find_start(reader, facts, text, policy=MASK):
+    """Index of the frame at a time given as text, which must have its history before it; "latest" is the last such,
+    where the policy rejects the last one whose history was observed.
 
     Raises:
-        InputError: text that is no time, a time that is not in the archive, a gap before it.
+        InputError: text that is no time, a time that is not in the archive, a gap before it, or a frame of its history
+            that the policy does not take.
     """
     say, h = dict(file=reader.path, variable="time"), facts.history
+    poor = policy.poor(reader, facts.channels).any(1) & (policy.missing == "reject")
     if text == "latest":
-        index = next((i for i in range(len(reader.times) - 1, h - 2, -1) if _even(reader, facts, i)), None)
+        ends = range(len(reader.times) - 1, h - 2, -1)
+        index = next((i for i in ends if _even(reader, facts, i) and not poor[i - h + 1 : i + 1].any()), None)
         if index is None:
-            raise InputError(f"has no {h} successive frames", remedy="Build a longer archive", **say)
+            wanted = "enough was observed" if poor.any() else "none is missing"
+            raise InputError(f"has no {h} successive frames of which {wanted}", remedy="Build a longer archive", **say)
+        policy.demand(reader, facts.channels, range(index - h + 1, index + 1))
         return index
     try:
         time = np.datetime64(text, "s")
@@ -116,6 +109,7 @@ def find_start(reader, facts, text):
     index = int(found[0])
     if not _even(reader, facts, index):
         raise InputError(f"lacks some of the {h} frames up to {time}", remedy="Choose a later --init", **say)
+    policy.demand(reader, facts.channels, range(index - h + 1, index + 1))
     return index
 
 

@@ -41,16 +41,16 @@ def check_path(path, overwrite):
 
 
 class Product:
-    """A forecast on its way to ``path``; a context manager that every rank of ``mesh`` (ddp, domain) enters.
+    """A forecast on its way to ``path``; a context manager that every rank enters.
 
     Dims of each channel: (time, lead_time, member, y, x), float32, NaN where nothing was ever observed. Until it is
     complete it lies beside ``path`` under another name, with the last frames as the model has them, so that a forecast
     that was killed goes on from there (``resume``).
     """
 
-    def __init__(self, path, frames, start, steps, members, about, mesh, resume=False, products=True):
+    def __init__(self, path, frames, start, steps, members, about, resume=False, products=True):
         self.path, self.frames, self.start, self.steps, self.members = Path(path), frames, start, steps, members
-        self.about, self.mesh, self.resume, self.products = about, mesh, resume, products
+        self.about, self.resume, self.products = about, resume, products
         self.part = self.path.with_name(f".{self.path.stem}.partial.zarr")
         self.chief = dist.get_rank() == 0
         self.window = tuple(slice(*frames.latitude.spec.local_range(dim)) for dim in (0, 1))
@@ -96,8 +96,9 @@ class Product:
             for c, name in enumerate(self.frames.facts.channels):
                 self.group[name][0, lead, member, *self.window] = values[i, c]
             self.group[STATE][lead % self.slots, member, :, *self.window] = state[i]
-        dist.barrier(self.mesh.get_group("domain"))  # nothing is called done before all ranks of the domain wrote it
-        if self.mesh.get_local_rank("domain") == 0:
+        for axis in range(self.frames.mesh.ndim):  # nothing is called done before all ranks of the domain wrote it
+            dist.barrier(self.frames.mesh.get_group(axis))
+        if not any(self.frames.mesh.get_coordinate()):
             for member in members:
                 self.group[DONE][lead, member] = True
 

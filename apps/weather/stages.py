@@ -13,6 +13,7 @@ from apps.loop import check_kind
 from apps.weather.dataset import Facts
 from apps.weather.diffusion import Diffusion, Experts
 from apps.weather.model import Denoiser, ModelConfig
+from apps.weather.policy import Policy
 from core import DistributedManager, InputError, checkpoint
 
 KIND = "weather denoiser"
@@ -29,6 +30,7 @@ class Stage:
     told: int
     patch: int
     dtype: torch.dtype
+    policy: Policy  # of its training
     state: dict  # of the checkpoint
     paths: tuple
 
@@ -58,8 +60,9 @@ def load(paths, **sampler):
     network = Experts(list(zip(networks, (p.high or math.inf for p in processes)))) if len(paths) > 1 else networks[0]
     process = replace(processes[0], **{name: value for name, value in sampler.items() if value is not None})
     facts, config = Facts.from_json(states[0]["task"]["facts"]), networks[0].config
-    dtype = networks[0].head.weight.dtype
-    return Stage(network, process, facts, states[0]["task"]["told"], config.patch, dtype, states[0], tuple(paths))
+    dtype, task = networks[0].head.weight.dtype, states[0]["task"]
+    policy = Policy(**task.get("policy", {}))
+    return Stage(network, process, facts, task["told"], config.patch, dtype, policy, states[0], tuple(paths))
 
 
 def _network(path, task):
@@ -71,10 +74,14 @@ def _network(path, task):
 
 def _check_experts(paths, states, processes):
     """Refuses experts of different models, and noise that none or two of them learned."""
-    common = [[s["task"][name] for name in ("facts", "told", "precision")] for s in states]
+    common = [[s["task"].get(name) for name in ("facts", "told", "precision", "policy")] for s in states]
     for path, own in zip(paths, common):
         if own != common[0]:
-            raise InputError(f"is of another model than {paths[0]}", file=path, remedy="Give experts of one --part")
+            raise InputError(
+                f"is of another model than {paths[0]}",
+                file=path,
+                remedy="Give experts of one --part, trained on one archive with one --missing",
+            )
     ends = [0.0, *(p.high or math.inf for p in processes)]
     for path, process, end in zip(paths, processes, ends):
         if process.low != end:

@@ -1,16 +1,18 @@
 """A forecast that was written before, as an evaluation takes it: its members at the points and leads of an archive."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from apps.weather.dataset import Facts
+from apps.weather.policy import Policy
 from core import InputError, ShardTensor, make_spec
 
 
 class Stored:
-    """A file of apps.weather.forecast. ``channels``, ``start``, ``members`` and ``history`` are those of the forecast.
+    """A file of apps.weather.forecast; it has the ``channels``, ``start``, ``members``, ``history``, ``policy`` of it.
 
     Raises:
         InputError: no such file, one that cannot be read, or one that lacks what a forecast has.
@@ -36,6 +38,7 @@ class Stored:
         self.start = self.data.time.values[0].astype("datetime64[s]")
         self.steps, self.members = self.data.sizes["lead_time"], self.data.sizes["member"]
         self.history = int(self.data.attrs["history_frames"])
+        self.policy = Policy(**json.loads(self.data.attrs.get("missing_pixels", "{}")))
 
     def facts(self, reader):
         """`Facts` of the archive for these channels. Raises `InputError` where grid or step differ."""

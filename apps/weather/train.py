@@ -14,6 +14,7 @@ import torch.distributed as dist
 from apps import loop, metrics
 from apps.agree import together
 from apps.cli import check_counts, parse
+from apps.meshes import domain_of
 from apps.report import draw_losses
 from apps.weather import diffusion
 from apps.weather.baselines import persistence
@@ -50,7 +51,7 @@ class WeatherTask:
         self.weights = _channel_weights(config, facts.channels[self.told :])
         self.dtype = torch.float64 if config.precision == "fp64" else torch.float32
         check_sizes(self.model, facts, self.reader.path)
-        self.domain = self.mesh["domain" if "domain" in self.mesh.mesh_dim_names else ("domain_h", "domain_w")]
+        self.domain = domain_of(self.mesh)
         self.training, self.validation = self._frames("train"), self._frames("valid")
         self.starts, self.cases = self.training.starts(), self.validation.starts()
         for split, starts in (("train", self.starts), ("valid", self.cases)):
@@ -65,8 +66,8 @@ class WeatherTask:
 
     def _frames(self, split):
         region = self.reader.split(split)
-        policy = self.config.missing, self.config.least
-        return Frames(self.reader, self.facts, self.domain, self.model.patch, region, self.dtype, *policy)
+        policy = self.config.policy()
+        return Frames(self.reader, self.facts, self.domain, self.model.patch, region, self.dtype, policy)
 
     def build(self):
         """A new model on the device of this process."""
@@ -144,6 +145,7 @@ class WeatherTask:
             "told": self.told,
             "archive": str(self.reader.path),
             "precision": self.config.precision,
+            "policy": asdict(self.config.policy()),
         }
 
 

@@ -1,0 +1,29 @@
+"""The mesh of a command: data groups, and in each the ranks that share a sample, as rows or as rows and columns."""
+
+import torch.distributed as dist
+
+from core import DistributedManager, InputError
+
+
+def mesh_of(domain=None, columns=1):
+    """Joins the process group; axes (ddp, domain), or (ddp, domain_h, domain_w) where ``columns`` is above one.
+
+    domain: ranks that share a sample, None for all. columns: how many of them stand side by side.
+
+    Raises:
+        InputError: columns that do not divide the domain, a domain that does not fit the number of processes.
+    """
+    if not DistributedManager.is_initialized():
+        DistributedManager.initialize()
+    domain = domain or dist.get_world_size()
+    if domain % columns:
+        raise InputError(f"--columns {columns} do not divide --domain {domain}", remedy="Choose a divisor")
+    shape, names = (domain,), ("domain",)
+    if columns > 1:
+        shape, names = (domain // columns, columns), ("domain_h", "domain_w")
+    return DistributedManager().initialize_mesh((-1, *shape), ("ddp", *names))
+
+
+def domain_of(mesh):
+    """The part of a mesh of `mesh_of` that shares a sample: its axes cut rows, and columns where there is a second."""
+    return mesh["domain" if "domain" in mesh.mesh_dim_names else ("domain_h", "domain_w")]

@@ -1,0 +1,57 @@
+"""What a forecast and an evaluation share: the options of an ensemble, its models, and what it does about gaps."""
+
+from dataclasses import dataclass, replace
+
+from apps.cli import option
+from apps.weather.diffusion import SOLVERS
+from apps.weather.policy import KINDS
+from apps.weather.stages import chain, load
+from core import InputError
+
+
+@dataclass(kw_only=True)
+class EnsembleConfig:
+    """Options of what makes ensembles."""
+
+    satellite: tuple[str, ...] | None = option(None, "step_... folder of the model of the bands that --checkpoint is "
+                                               "told, or one of each expert")  # fmt: skip
+    steps: int = option(6, "steps ahead")
+    members: int = option(4, "ensemble members")
+    seed: int = option(0, "of the ensemble")
+    solver: str = option("heun", "heun: two calls of the network a step; dpm: one, for few steps", choices=SOLVERS)
+    sampler_steps: int | None = option(None, "steps of the sampler; left out: as in training")
+    churn: float = option(0.0, "share by which Heun raises the noise before each step; 0: deterministic")
+    at_once: int = option(8, "members that the network sees together; fewer need less memory")
+    columns: int = option(1, "of the --domain ranks, how many stand side by side: the grid is then cut both ways")
+    missing: str | None = option(None, "what is done about frames with little observed; left out: as in "
+                                 "training", choices=KINDS)  # fmt: skip
+    least: float | None = option(None, "share of a frame that must be observed in every channel; left out: as in "
+                                 "training")  # fmt: skip
+
+
+def load_stages(config):
+    """The stages that --checkpoint and --satellite name, with the sampler of the other options."""
+    sampler = dict(steps=config.sampler_steps, churn=config.churn, solver=config.solver)
+    last = load(config.checkpoint, **sampler)
+    return chain(last, load(config.satellite, **sampler) if config.satellite else None)
+
+
+def policy_of(config, stages):
+    """The `Policy` of the options, where they are left out that of the trainings.
+
+    Raises:
+        InputError: two trainings that differ in it.
+    """
+    first, last = stages[0], stages[-1]
+    if first.policy != last.policy and None in (config.missing, config.least):
+        raise InputError(
+            f"was trained with {first.policy}, {last.paths[0]} with {last.policy}", file=first.paths[0],
+            remedy="Choose with --missing and --least",
+        )  # fmt: skip
+    return chosen(config, last.policy)
+
+
+def chosen(config, policy):
+    """``policy`` with what the options say of it."""
+    own = {name: getattr(config, name) for name in ("missing", "least") if getattr(config, name) is not None}
+    return replace(policy, **own)
