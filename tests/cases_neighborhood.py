@@ -4,7 +4,7 @@ import torch
 from cases import case
 
 from core import ShardTensor, neighborhood_attention
-from core.ops import neighborhood
+from core.ops import around, neighborhood
 
 
 def window(i, n, size, step, causal):
@@ -33,11 +33,11 @@ def brute_force(q, k, v, sizes, steps, causal, scale=None):
     return (scores.softmax(-1) @ v).transpose(1, 2).unflatten(1, grid)
 
 
-def neighbourhood(name, size, shape, cuts, cuts2=(), wire=None, around=lambda f: f, **kwargs):
+def neighbourhood(name, size, shape, cuts, cuts2=(), wire=None, called=lambda f: f, **kwargs):
     """A row; on one process the function is held against brute force, whose gradients count."""
 
     def fn(q, k, v):
-        out = around(neighborhood_attention)(q, k, v, size, **kwargs)
+        out = called(neighborhood_attention)(q, k, v, size, **kwargs)
         if any(isinstance(t, ShardTensor) for t in (q, k, v)):
             return out
         n = q.ndim - 3
@@ -73,6 +73,19 @@ def piecewise(fn):
     return run
 
 
+def coming_again(fn):
+    """The rows of others come again for the backward pass, however few they are."""
+
+    def run(*args, **kwargs):
+        most, around._most_kept = around._most_kept, 0
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            around._most_kept = most
+
+    return run
+
+
 GRID, ROW = (2, 9, 11, 2, 4), (2, 21, 2, 4)
 neighbourhood("3x3", (3, 3), GRID, (1, 2), ((1, 2), (2, 1), (0, 1)), wire=("all_to_all",))
 neighbourhood("7x5", (7, 5), GRID, (1, 2), ((1, 2),))
@@ -98,5 +111,7 @@ neighbourhood("causal_1d", 8, ROW, (1,), ((1, 0),), is_causal=True, dilation=2)
 neighbourhood(
     "3d_all", (2, 3, 2), (2, 5, 4, 6, 1, 2), (1, 2, 3), ((1, 3), (2, 1)), dilation=(2, 1, 3), is_causal=(0, 1, 0)
 )
-neighbourhood("piecewise", (4, 3), GRID, (1, 2), ((1, 2),), dilation=(2, 1), around=piecewise)
-neighbourhood("piecewise_3d", (3, 2, 3), (1, 7, 4, 5, 1, 2), (1, 2), ((2, 1),), around=piecewise)
+neighbourhood("piecewise", (4, 3), GRID, (1, 2), ((1, 2),), dilation=(2, 1), called=piecewise)
+neighbourhood("piecewise_3d", (3, 2, 3), (1, 7, 4, 5, 1, 2), (1, 2), ((2, 1),), called=piecewise)
+neighbourhood("again", (5, 3), GRID, (1, 2), ((1, 2), (2, 1)), wire=("all_to_all",), called=coming_again)
+neighbourhood("again_causal", 3, GRID, (1, (None, 1, 1)), (), dilation=2, is_causal=(0, 1), called=coming_again)

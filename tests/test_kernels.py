@@ -66,7 +66,7 @@ def test_against_tiles(errors, name):
     assert len(errors[name]) == 4 and max(errors[name]) < TOLERANCE[CASES[name].dtype], errors[name]
 
 
-@pytest.mark.parametrize("name", ["strided", "autocast", "compiled"])
+@pytest.mark.parametrize("name", ["strided", "autocast", "compiled", "again"])
 def test_ways_to_call_it(errors, name):
     assert max(errors[name]) < TOLERANCE["float16" if name == "autocast" else "float32"], errors[name]
 
@@ -108,6 +108,7 @@ def _both(function, tensors, wanted=None, dtype=torch.float64):
 def _interpreted():
     from core import neighborhood_attention
     from core.kernels import neighborhood
+    from core.ops.around import Around
     from core.ops.neighborhood import _attention
 
     table, far = neighborhood.CONFIGS, {}
@@ -132,6 +133,10 @@ def _interpreted():
         far["autocast"] = _both(lambda *t: neighborhood_attention(*t, 3), x.unbind())
     step = torch.compile(lambda *t: neighborhood_attention(*t, (3, 4)), fullgraph=True, backend="aot_eager")
     far["compiled"] = _both(step, x.unbind(), lambda *t: neighborhood_attention(*t, (3, 4)))
+    tensors, axes = _drawn(Case((1, 6, 7, 2, 4), (3, 4), (1, 1), (0, 0)))
+    far["again"] = _both(
+        lambda *t: Around.apply(*t, (), None, axes, 0.4), tensors, lambda *t: _attention(*t, axes, 0.4)
+    )
     return far
 
 

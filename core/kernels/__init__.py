@@ -39,6 +39,11 @@ def has_kernel(q, scale):
     return here and q.dtype in _DTYPES and q.shape[-1] <= MOST_CHANNELS and scale > 0 and (_planned or _there())
 
 
+def is_gpu(device):
+    """Whether tensors of this device are a GPU's, or stand for one's in a plan."""
+    return device.type == "cuda" or _planned
+
+
 @contextmanager
 def as_on_a_gpu():
     """Tensors of the CPU take the way of those of a GPU: :mod:`core.plan` asks what it would cost, on fake ones."""
@@ -55,7 +60,7 @@ class Neighborhood(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, axes, scale):
-        ctx.call = [int(x) for axis in axes for x in (*axis.window, *axis[1:])], scale
+        ctx.call = numbers_of(axes), scale
         out, sums = torch.ops.core.neighborhood_forward(q, k, v, *ctx.call)
         ctx.save_for_backward(q, k, v, out, sums)
         return out
@@ -74,6 +79,11 @@ def _results(q):
 
 def _gradients(q, k, v):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def numbers_of(axes):
+    """Eight numbers for each dim of the grid, as operators take them."""
+    return [int(x) for axis in axes for x in (*axis.window, *axis[1:])]
 
 
 def _axes(numbers):

@@ -11,7 +11,7 @@ On shards each rank fetches the rows of keys and values that the windows of its 
 those of the whole grid: only its true edges push them. A piece of a grid is computed as a shard is.
 """
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import prod
 
 import torch
@@ -23,9 +23,9 @@ from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
 from core.kernels import Neighborhood, has_kernel, natten
+from core.ops.around import Around, Halo, comes_again, fetched
 from core.ops.block import result_dtype
 from core.ops.graph import operator
-from core.ops.halo import fetch
 from core.ops.pointwise import meet, operand
 from core.ops.windows import Axis, Tiles, Window
 
@@ -80,16 +80,16 @@ def rule(func, q, k, v, kernel_size, dilation=1, is_causal=False, scale=None):
         if axis is not None:
             ends, group = x.offsets(axis), c.axis_group(x.mesh, axis)
             reach = [window.reach(a, b) for a, b in zip(ends, ends[1:])]
-            cut.append((dim, x.sizes[axis], reach, group))
+            cut.append(Halo(dim, x.sizes[axis], tuple(reach), group))
             low, high = reach[group.rank]
         axes.append(Axis(window, start, stop - start, low, high - low))
 
     def local(q, k, v, *args, **kwargs):
         if cut:
-            kv = torch.cat([k, v], -1)
-            for call in cut:
-                kv = fetch(kv, *call)
-            k, v = kv.chunk(2, -1)
+            q, k, v = _alike(q, k, v)
+            if torch.is_grad_enabled() and comes_again(k, cut):
+                return Around.apply(q, k, v, cut, _attention, tuple(axes), scale)
+            k, v = fetched(k, v, cut).chunk(2, -1)
         return _attention(q, k, v, tuple(axes), scale)
 
     return Plan(tuple(operand(s, x) for s in (q, k, v)), x, local, given)
@@ -114,19 +114,24 @@ def _windows(q, k, v, kernel_size, dilation, is_causal):
 # -- the queries at hand ----------------------------------------------------------------------------------------------
 def _attention(q, k, v, axes, scale):
     """Attention of the queries at hand over the keys and values at hand."""
-    wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-    q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    q, k, v = _alike(q, k, v)
     if q.numel() == 0:
-        return (q + k.sum() + v.sum()).to(result_dtype(q))
+        return q + k.sum() + v.sum()
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     own = Neighborhood.apply if has_kernel(q, factor) else None
-    call = *(t.to(result_dtype(q)) for t in (q, k, v)), axes, factor
+    call = q, k, v, axes, factor
     if natten.preferred(*call, own):
         return natten.attention(*call)
     if own:
         return own(*call)
     pieces = _pieces(axes)
     return _attend(q, k, v, pieces[0], scale) if len(pieces) == 1 else _Pieces.apply(q, k, v, axes, scale)
+
+
+def _alike(*operands):
+    """The operands in the dtype that all of them have room in, or that autocast asks of attention."""
+    wide = reduce(torch.promote_types, [t.dtype for t in operands])
+    return [t.to(result_dtype(t)) for t in [t.to(wide) for t in operands]]
 
 
 @lru_cache(maxsize=256)
