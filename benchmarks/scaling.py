@@ -144,12 +144,14 @@ def compare(make, shapes, dim, meshes, args):
     torch.manual_seed(0)
     module = make().to(device, dtype)
     gather_in_buckets(module)
-    whole, times = [torch.randn(s, device=device, dtype=dtype) for s in shapes], []
+    times, inputs = [], None
     for mesh in (None, *meshes):
-        inputs = whole if mesh is None else [scatter_tensor(x, None, mesh, [Shard(dim)]) for x in whole]
+        del inputs  # those of before, and the whole ones below, must not count as memory of a rank
+        inputs = [torch.randn(s, device=device, dtype=dtype) for s in shapes]
+        if mesh is not None:
+            inputs = [scatter_tensor(x, None, mesh, [Shard(dim)]) for x in inputs]
         with made_fast(module, args.how) as run:
             times.append(measure(run, inputs, device, args.repeats))
-    del whole
     plain, one, many = times
     row = {"plain": plain[:2], "one_rank": one[:2], "all": many[:2], "gib": [plain[2], many[2]]}
     row["efficiency"] = [min(a, b) / (meshes[1].size() * c) for a, b, c in zip(plain[:2], one[:2], many[:2])]

@@ -86,7 +86,7 @@ def measured_steps(path):
 def compared(step, share, device, constants):
     """A line of the table, and how far off are time by core.plan, time refitted, memory; None where not measured."""
     ms, refitted = (1e3 * share.seconds(device, c) for c in (FITTED, constants))
-    both = (ms, step.ms), (refitted, step.ms), (share.step_peak / 2**30, step.gib)
+    both = (ms, step.ms), (refitted, step.ms), ((share.step_peak + share.workspaces) / 2**30, step.gib)
     off = [got / wanted - 1 if wanted else None for got, wanted in both]
     time = f"{step.ms:>9.1f}{ms:>9.1f}{off[0]:>8.0%}{refitted:>9.1f}{off[1]:>8.0%}" if step.ms else f"{'':>43}"
     memory = f"{step.gib:>9.2f}{both[2][0]:>8.2f}{off[2]:>8.0%}" if step.gib else ""

@@ -34,6 +34,8 @@ class Device:
 
 
 NODE = 8  # GPUs
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"}
+_WORKSPACE = 32 * 2**20  # bytes that cuBLAS keeps for each thread that uses it, on Hopper; 8 MiB before
 DEVICES = {
     "h200": Device(989e12, 67e12, 67e12, 139 * 2**30, 4.8e12, 450e9, 50e9),
     "h100": Device(989e12, 67e12, 67e12, 79 * 2**30, 3.35e12, 450e9, 50e9),
@@ -79,6 +81,11 @@ def device_named(name):
     if name not in DEVICES:
         raise InputError(f"no device {name!r}", remedy=f"Choose one of {', '.join(DEVICES)}.")
     return DEVICES[name]
+
+
+def workspaces(work):
+    """Bytes that stay with cuBLAS once matrices were multiplied: forward and backward pass are a thread each."""
+    return 2 * _WORKSPACE if any(w.name in _PRODUCTS for w in work) else 0
 
 
 def seconds(work, calls, wrapped, messages, link, device, fitted=FITTED):

@@ -24,7 +24,7 @@ from core import dispatch
 from core._torch import FakeTensorMode, join_fake_world, release_groups
 from core.command import command
 from core.debug import trace
-from core.devices import device_named
+from core.devices import device_named, workspaces
 from core.errors import InputError
 from core.gradients import gather_in_buckets
 from core.kernels import as_on_a_gpu
@@ -127,7 +127,8 @@ def share(
             loss.backward()
         gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
         memory = weights, held - weights, gradients, meter.peak - held
-        return Share(tuple(mesh_shape), rank, *memory, forward, backward, meter.work, meter.calls, meter.wrapped)
+        counted = meter.work, meter.calls, meter.wrapped
+        return Share(tuple(mesh_shape), rank, *memory, forward, backward, *counted, workspaces(meter.work))
 
 
 def _converted(model, dtype):

@@ -18,6 +18,7 @@ class Share:
         mesh_shape, rank: the mesh, and the rank that was played.
         weights, inputs, gradients, optimizer, ema: of parameters and buffers, of the sample, and so on.
         activations: what else is alive at the peak of forward and backward, gradients among it.
+        workspaces: of the library that multiplies matrices, if the model does.
         forward, backward: messages over the domain, as ``core.debug.trace`` records them.
         work, calls, wrapped: of forward and backward, as :class:`core.meter.Meter` counts them.
     """
@@ -33,6 +34,7 @@ class Share:
     work: Counter
     calls: int
     wrapped: int
+    workspaces: int = 0
     optimizer: int = 0
     ema: int = 0
 
@@ -47,12 +49,12 @@ class Share:
 
     @property
     def step_peak(self):
-        """Most bytes alive in forward and backward, without what stays between steps beside the weights."""
+        """Most bytes of tensors alive in forward and backward, without what stays between steps beside the weights."""
         return self.weights + self.inputs + self.activations
 
     @property
     def peak(self):
-        return self.step_peak + self.buckets + self.optimizer + self.ema
+        return self.step_peak + self.workspaces + self.buckets + self.optimizer + self.ema
 
     @property
     def data_messages(self):
@@ -113,7 +115,8 @@ class Report:
     def __str__(self):
         shares, (unit, size) = (self.one, self.cut), ("GiB", 2**30) if self.one.peak > 2**30 else ("MiB", 2**20)
         rows = [("", "one GPU", " x ".join(map(str, self.mesh_shape)) + f", rank {self.cut.rank}")]
-        for name in ("weights", "gradients", "optimizer", "ema", "buckets", "inputs", "activations", "peak"):
+        held = ("weights", "gradients", "optimizer", "ema", "buckets", "inputs", "activations", "workspaces", "peak")
+        for name in held:
             rows.append((f"{name}, {unit}", *(f"{getattr(s, name) / size:.3f}" for s in shares)))
         for name in ("forward", "backward"):
             wires = [getattr(s, name) for s in shares]

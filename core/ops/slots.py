@@ -15,6 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from core.dispatch import Plan, op
 from core.errors import ShardingError
+from core.kernels import is_gpu
 from core.kernels.slot_operators import SlotRead, SlotSums, has_slot_kernel
 from core.ops import slot_tiles
 from core.ops.block import result_dtype
@@ -73,7 +74,7 @@ def slot_read(q, k, values):
 def with_one(channels, device):
     """How many channels make room for a one after so many others: on a GPU, whose kernels read rows fastest that begin
     at multiples of 16 bytes, the next multiple of eight."""
-    return channels // 8 * 8 + 8 if device.type == "cuda" else channels + 1
+    return channels // 8 * 8 + 8 if is_gpu(device) else channels + 1
 
 
 _sums_operator = operator("slot_sums(Tensor q, Tensor k, Tensor v) -> Tensor", slot_sums)
