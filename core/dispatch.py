@@ -24,7 +24,7 @@ from core.redistribute import move
 from core.region import pairs, run
 from core.shard_tensor import ShardTensor, as_shards, check_promotion, promote
 from core.spec import REPLICATE, replicated_spec
-from core.views import remember
+from core.views import lay, remember
 from core.writes import (
     is_plain,
     make_writable,
@@ -47,6 +47,8 @@ class Plan(NamedTuple):
         final: how the results are handed out, if not as ``outputs`` (say, cut again as the operand was); above autograd
             by default with pending sums carried out. TARGET: the result is copied into the first tensor.
         formula: above autograd, the derivative of a ``local`` with one result, written out (:mod:`core.formulas`).
+        order_of: above autograd, the number of the tensor in whose order the dims of the one result lie in memory, as
+            those of torch's kernels do (:func:`core.views.lay`); None: they lie in order.
         orders: not for rules; what is known of a view (:mod:`core.views`).
     """
 
@@ -55,6 +57,7 @@ class Plan(NamedTuple):
     local: Callable | None = None
     final: Any = None
     formula: Any = None
+    order_of: int | None = None
     orders: dict | None = None
 
 
@@ -314,6 +317,8 @@ def _run_above(rule, func, args, kwargs, tensors, key):
             out = run(plan, compute, values, args, kwargs)
             if cached is None:
                 _check_parts(func, out)
+            if plan.order_of is not None:
+                lay(out, tensors[plan.order_of])
             return _with_names(func, out) if type(out) is tuple else out
         result = run(plan._replace(final=None), compute, values, args, kwargs)
     return tensors[0].copy_(result)

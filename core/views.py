@@ -2,7 +2,8 @@
 
 A wrapper's stride is the same on all ranks and knows few orders (:meth:`ShardTensorSpec.restrided`). So what torch
 reads off a stride is kept beside it: whether ``contiguous`` or ``reshape`` would copy, after which a write must not
-reach the source; and a view whose rows were fetched from other ranks is a copy, in which a write would be lost.
+reach the source; and a view whose rows were fetched from other ranks is a copy, in which a write would be lost. Of the
+operations that are no views attention keeps the order of its queries, so that heads go back to channels without a copy.
 """
 
 import itertools
@@ -26,6 +27,17 @@ def remember(orders, call, source, results):
     for r, after in zip(results, known):
         r._is_copy = source._is_copy or r._local_tensor.untyped_storage()._cdata != memory
         r._order = after
+
+
+def lay(result, like):
+    """The result, of as many dims, lies in memory in the order of the dims of ``like``, on all ranks."""
+    if not getattr(like, "_order", None) or type(result._local_tensor) is not torch.Tensor:
+        return
+    dims = sorted(range(result.ndim), key=lambda d: -like._order[d])
+    back = [dims.index(d) for d in range(result.ndim)]
+    result._local_tensor = result._local_tensor.permute(dims).contiguous().permute(back)
+    dense = contiguous_stride([result.shape[d] for d in dims])
+    result._order = tuple(dense[i] for i in back)
 
 
 def _orders_after(call, source):

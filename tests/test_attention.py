@@ -31,6 +31,26 @@ def whole(x):
     return x.full_tensor() if isinstance(x, ShardTensor) else x
 
 
+# -- memory ------------------------------------------------------------------------------------------------------------
+def heads_become_channels(meshes, strategy):
+    """The result lies as the queries do, so that heads go back to channels by a view of the part and of the whole."""
+    for name, dim in (("1", 1), ("2", 1), ("4", 1), ("4", None)):
+        x = cut(drawn(2, 3, 4, 8), meshes[name], dim)
+        for q in (x.transpose(1, 2), x.chunk(2, -1)[0].transpose(1, 2)):
+            for seen in (q, q.detach()):
+                out = with_strategy(strategy, F.scaled_dot_product_attention)(seen, seen, seen)
+                channels = out.transpose(1, 2).flatten(2)
+                parts = [t._local_tensor if dim else t for t in (out, channels)]
+                assert parts[0].untyped_storage().data_ptr() == parts[1].untyped_storage().data_ptr()
+            channels.zero_()
+            assert not whole(out).any()
+
+
+@pytest.mark.parametrize("strategy", ["gather", "ring", "heads"])
+def test_heads_become_channels(pool, strategy):
+    pool.run(heads_become_channels, strategy)
+
+
 # -- half precision ----------------------------------------------------------------------------------------------------
 def under_autocast(meshes, strategy):
     """The type of the result is autocast's and that of the gradients the operands'; both are as near as bf16 is."""

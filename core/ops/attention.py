@@ -78,7 +78,7 @@ def rule(func, q, k, v, mask, dropout_p, is_causal, scale, enable_gqa):
         return func(q, k, v, mask, 0.0, is_causal, scale, enable_gqa and not at.pick)
 
     written = None if by_blocks or mask is not None or enable_gqa else formula(call, is_causal)
-    return Plan(at.inputs, at.out, local, formula=written)
+    return Plan(at.inputs, at.out, local, formula=written, order_of=0)
 
 
 class Layout(NamedTuple):

@@ -94,18 +94,22 @@ def formula(call, causal):
             if total is not None:
                 whole.backward(grad, q, k, v, out, total, grads, None)
             grads = [g.to(q.dtype) for g in grads]
+        del k, v
         if call.ring.size > 1:
-            grads[1:] = _home(*grads[1:], wanted[1:3], call.sizes, call.ring)
+            grads[1:] = _home(grads, wanted[1:3], call.sizes, call.ring)
         return [g if w else None for g, w in zip(grads, wanted)]
 
     return Formula(forward, backward, ((0, 1, 2),) * 3, _fits)
 
 
-def _home(grad_k, grad_v, wanted, sizes, group):
-    """The gradients of own keys and values from those of all."""
-    if grad_k.shape == grad_v.shape:
-        return _apart(_returned(_stacked(grad_k, grad_v), sizes, group)) if any(wanted) else (None, None)
-    rows = [g.movedim(-2, 0).contiguous() if w else None for g, w in zip((grad_k, grad_v), wanted)]
+def _home(grads, wanted, sizes, group):
+    """The gradients of own keys and values from those of all, which are the last of the list; it gives them up, so that
+    they are gone when they have been copied."""
+    if not any(wanted):
+        return None, None
+    if grads[-2].shape == grads[-1].shape:
+        return _apart(_returned(_stacked(grads.pop(-2), grads.pop()), sizes, group))
+    rows = [g.movedim(-2, 0).contiguous() if w else None for g, w in zip(grads[-2:], wanted)]
     return [None if r is None else _returned(r, sizes, group).movedim(0, -2) for r in rows]
 
 

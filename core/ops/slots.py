@@ -90,7 +90,8 @@ def sums_rule(func, q, k, v):
 @op(slot_read)
 def read_rule(func, q, k, values):
     _check(q, k, values, k)
-    return Plan(*contract(func, [(q, "bhnc"), (k, "bhgc"), (values, "bhgd")], "bhnd", stretches="bh", whole="cgd"))
+    cuts = contract(func, [(q, "bhnc"), (k, "bhgc"), (values, "bhgd")], "bhnd", stretches="bh", whole="cgd")
+    return Plan(*cuts, order_of=0)
 
 
 def _check(q, k, values, alike):
