@@ -106,9 +106,9 @@ case(
 
 def unscaled(a, b):
     """A value that is not finite on one rank only."""
-    grads, found = [a.detach() * 8, b.detach() * 8], torch.zeros(())
+    grads, found = [a.detach() * 8, b.detach() * 8], torch.zeros((), device=a.device)
     grads[0] = torch.where(grads[0] == grads[0].amax(), float("inf"), grads[0])
-    torch._amp_foreach_non_finite_check_and_unscale_(grads, found, torch.tensor(0.125))
+    torch._amp_foreach_non_finite_check_and_unscale_(grads, found, torch.tensor(0.125, device=a.device))
     return found.clone(), grads[1]
 
 

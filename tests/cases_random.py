@@ -142,7 +142,7 @@ def seeded():
 
 
 def of_generator(x, low, high):
-    bits = rng.bits(rng.draw_key(seeded()), x.shape, [(0, n) for n in x.shape])
+    bits = rng.bits(rng.draw_key(seeded()), x.shape, [(0, n) for n in x.shape], x.device)
     return ((bits >> 1 & (1 << 63) - 1) % (high - low) + low).to(x.dtype)
 
 
@@ -182,7 +182,7 @@ same(
 
 
 def drawn(x, samples, replacement):
-    alike = torch.Generator().manual_seed(int(rng.draw_key()))
+    alike = torch.Generator(x.device).manual_seed(int(rng.draw_key()))
     return torch.multinomial(x.detach(), samples, replacement, generator=alike)
 
 

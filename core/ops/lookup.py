@@ -94,7 +94,14 @@ def embedding_bag(func, input, weight, offsets=None, max_norm=None, norm_type=2,
     out = bags.reshaped((input.shape[0], weight.shape[1]), {0: 0})
     for axis, dim in table.cuts():
         out = out.with_axis(axis, Shard(dim), table.sizes[axis])
-    return Plan((bags, table) if per_sample_weights is None else (bags, table, bags), out)
+    inputs = (bags, table) if per_sample_weights is None else (bags, table, bags)
+    return Plan(inputs, out, _of_no_bags if 0 in out.local_shape() else None)
+
+
+def _of_no_bags(input, weight, *args, per_sample_weights=None, **kwargs):
+    """Torch's kernel for GPUs reads out of bounds where there are no bags or no columns."""
+    out = F.embedding(input, weight).sum(1)
+    return out if per_sample_weights is None else out + per_sample_weights.sum(1, keepdim=True)[:, : out.shape[1]]
 
 
 @op(F.one_hot)
