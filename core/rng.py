@@ -32,17 +32,22 @@ def _shifted(x, n):
 
 
 def _mixed(x):
+    """Of a tensor, or of a number."""
     for shift, factor in zip((30, 27), _FACTORS):
-        x = (x ^ _shifted(x, shift)) * _signed(factor)
+        x = _wrapped((x ^ _shifted(x, shift)) * _signed(factor))
     return x ^ _shifted(x, 31)
+
+
+def _wrapped(x):
+    return _signed(x) if isinstance(x, int) else x
 
 
 def key(*numbers):
     """One key from several whole numbers, such as seed, sample and step; any difference gives another field."""
-    mixed = torch.zeros((), dtype=torch.int64)
+    mixed = 0
     for number in numbers:
-        mixed = _mixed((mixed ^ _signed(int(number))) + _signed(_STEP))
-    return int(mixed)
+        mixed = _mixed(_signed((mixed ^ _signed(int(number))) + _STEP))
+    return mixed
 
 
 def draw_key(generator=None):
@@ -59,12 +64,20 @@ def draw_key(generator=None):
 
 def bits(key, shape, ranges, device=None):
     """64 random bits, as int64, of each element of the part ``ranges`` (one half-open range a dim) of ``shape``."""
+    if isinstance(key, (list, tuple)):
+        keys = torch.tensor([_mixed(_signed(int(k))) for k in key[slice(*ranges[0])]], dtype=torch.int64, device=device)
+        return _mixed(_steps(shape[1:], ranges[1:], device) + keys.view(-1, *[1] * (len(shape) - 1)))
+    key = key if isinstance(key, torch.Tensor) else torch.tensor(_signed(int(key)))
+    return _mixed(_steps(shape, ranges, device) + _mixed(key))
+
+
+def _steps(shape, ranges, device):
+    """How far the generator has gone at each element."""
     index = torch.zeros((1,) * len(shape), dtype=torch.int64, device=device)
     for dim, ((start, stop), stride) in enumerate(zip(ranges, contiguous_stride(shape))):
         along = torch.arange(start, stop, device=device) * stride
         index = index + along.view([-1 if d == dim else 1 for d in range(len(shape))])
-    key = key if isinstance(key, torch.Tensor) else torch.tensor(_signed(int(key)))
-    return _mixed((index + 1) * _signed(_STEP) + _mixed(key))
+    return (index + 1) * _signed(_STEP)
 
 
 def unit(bits, dtype):
@@ -86,7 +99,8 @@ def uniform(shape=None, key=0, device=None, dtype=None, *, spec=None):
     Args:
         shape: shape of a plain tensor, or
         spec: cut of a ShardTensor with the same values; every rank computes its own.
-        key: whole number, see :func:`key`.
+        key: whole number, see :func:`key`; or a list of them, one for each index of the first dim, which gives each
+            the field of the other dims that it would have alone.
         dtype: torch's default if None.
     """
     return _field(unit, shape, key, device, dtype, spec)

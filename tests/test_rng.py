@@ -34,6 +34,8 @@ def fields(meshes):
                     got, expected = make(spec=spec, key=7, dtype=dtype), make(SHAPE, 7, dtype=dtype)
                     assert got._local_tensor.shape == spec.local_shape()
                     assert torch.equal(got.full_tensor(), expected), (name, split, dims, make.__name__, dtype)
+                many, each = rng.normal(spec=spec, key=[5, 6, 7]), [rng.normal(SHAPE[1:], key) for key in (5, 6, 7)]
+                assert torch.equal(many.full_tensor(), torch.stack(each)), (name, split, dims)
                 seen.add((name, split))
     return len(seen)
 

@@ -333,10 +333,10 @@ def test_the_sampler_draws_from_the_law_of_its_denoiser(churn):
 
 
 def test_noise_of_a_position_depends_on_its_key_only(mesh):
-    like = scatter_tensor(torch.zeros(1, 2, 6, 5), None, mesh["domain"], [Shard(2)])
-    both = diffusion.noise_like(like, [(1, 7), (1, 8)]).full_tensor()
-    assert torch.equal(both[1:], diffusion.noise_like(like, [(1, 8)]).full_tensor())
-    assert not torch.equal(both[0], both[1]) and not torch.equal(both[0], diffusion.noise_like(like, [(2, 7)])[0])
+    two, one = (scatter_tensor(torch.zeros(n, 2, 6, 5), None, mesh["domain"], [Shard(2)]) for n in (2, 1))
+    both = diffusion.noise_like(two, [(1, 7), (1, 8)]).full_tensor()
+    assert torch.equal(both[1:], diffusion.noise_like(one, [(1, 8)]).full_tensor())
+    assert not torch.equal(both[0], both[1]) and not torch.equal(both[0], diffusion.noise_like(one, [(2, 7)])[0])
 
 
 # -- runs -----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from data.weather.sun import cos_zenith
 
 __all__ = ["SKY", "Batch", "Facts", "Frames", "row_sizes"]
 STATIC_SCALE = {"topography": 1e-3, "radar_proximity": 1.0}
-CACHE_BYTES = 256 * 2**20
+CACHE_BYTES = {"cpu": 2**28, "cuda": 2**31}  # of frames, and of skies
 WORTH_READING_AHEAD = 2 * 2**20  # bytes of a frame on this rank
 READ_AHEAD_BYTES = 2**30  # that wait at most
 
@@ -53,6 +53,25 @@ class Batch(NamedTuple):
     valid: torch.Tensor
 
 
+class _Kept(OrderedDict):
+    """What was asked for last: as many groups of tensors as fit into `CACHE_BYTES`, and ``least`` of them."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least = least
+
+    def of(self, key, make):
+        """What ``make`` gives for this key; each group has the size of the others."""
+        if key not in self:
+            group = self[key] = make()
+            parts = [t.to_local() for t in group]
+            most = CACHE_BYTES[parts[0].device.type] // max(sum(t.nbytes for t in parts), 1)
+            while len(self) > max(most, self.least):
+                self.popitem(last=False)
+        self.move_to_end(key)
+        return self[key]
+
+
 class Frames:
     """Frames of an archive, scaled, masked and cut over the ranks of ``mesh``: one axis cuts rows, a second columns.
 
@@ -67,7 +86,7 @@ class Frames:
         self.sizes = {axis: row_sizes(facts.shape[axis], patch, mesh.size(axis)) for axis in range(mesh.ndim)}
         self.at = [reader.channels.index(name) for name in facts.channels]
         self.latitude, self.longitude = (self._map(name) for name in ("latitude", "longitude"))
-        self._cache = OrderedDict()
+        self._frames, self._skies = _Kept(facts.history + 2), _Kept(facts.history + 2)
         self._ahead = Prefetcher(reader)
 
     def _map(self, name):
@@ -100,7 +119,7 @@ class Frames:
             return
         frames = dict.fromkeys(i + k for i in starts for k in range(1 - self.facts.history, 2))
         for index in list(frames)[: READ_AHEAD_BYTES // nbytes]:
-            for name in ("fields", "valid") if index not in self._cache else ():
+            for name in ("fields", "valid") if index not in self._frames else ():
                 spec = spec_of(self.reader.shape(str(index), name), self.mesh, self._placements, self.sizes)
                 self._ahead.expect(str(index), name, local_index(spec))
 
@@ -111,14 +130,7 @@ class Frames:
 
     def observed(self, index) -> Observed:
         """One frame, values in standard deviations (1, channel, y, x); kept for a while."""
-        if index in self._cache:
-            self._cache.move_to_end(index)
-            return self._cache[index]
-        frame = self._cache[index] = self._read(str(index))
-        nbytes = frame.values.to_local().nbytes * 2
-        while len(self._cache) > max(CACHE_BYTES // max(nbytes, 1), self.facts.history + 1):
-            self._cache.popitem(last=False)
-        return frame
+        return self._frames.of(index, lambda: self._read(str(index)))
 
     def _read(self, sample):
         values, valid = (
@@ -143,21 +155,22 @@ class Frames:
         """The `Observed` frames up to ``index``, newest last."""
         return [self.observed(i) for i in range(index - self.facts.history + 1, index + 1)]
 
-    def conditions(self, history, time):
-        """What the denoiser is told: the history with its validity, where it is, where the sun stands, the ground."""
+    def conditions(self, history, times):
+        """What the denoiser is told: the history with its validity, where it is, where the sun stands, the ground.
+
+        times: of the last frame of each entry of the batch, or one for all.
+        """
         seen = [part for frame in history for part in (frame.values, frame.valid.to(self.dtype))]
         batch, _, ny, nx = history[0].values.shape
-        place = torch.cat([self._sky(time), *self._static], 1)
-        return torch.cat([*seen, place.expand(batch, place.shape[1], ny, nx)], 1)
+        place = [torch.cat([self._sky(time) for time in np.atleast_1d(times)]), *self._static]
+        return torch.cat([*seen, *(field.expand(batch, field.shape[1], ny, nx) for field in place)], 1)
 
     def batch(self, indices) -> Batch:
         """Training samples that end their history at ``indices``."""
-        parts = []
-        for index in indices:
-            history, target = self.history(index), self.observed(index + 1)
-            clean = target.values - persistence(history).values
-            parts.append((self.conditions(history, self.reader.times[index]), clean, target.valid))
-        return Batch(*(torch.cat(column) for column in zip(*parts)))
+        columns = zip(*([*self.history(index), self.observed(index + 1)] for index in indices))
+        *history, target = (Observed(*(torch.cat(part) for part in zip(*frames))) for frames in columns)
+        clean = target.values - persistence(history).values
+        return Batch(self.conditions(history, self.reader.times[list(indices)]), clean, target.valid)
 
     def physical(self, values):
         """Scaled values (..., channel, y, x) in the units of the archive, fp64."""
@@ -188,9 +201,14 @@ class Frames:
         return [(f * STATIC_SCALE[name]).to(self.dtype)[None, None] for name, f in zip(self.facts.static, fields)]
 
     def _sky(self, time):
-        sun = [self._mapped(lambda lat, lon, t=t: cos_zenith(lat, lon, t)) for t in (time, time + self.facts.step)]
-        place = [(self.latitude - 38.5) / 15, (self.longitude + 97.5) / 36]
-        return torch.stack([*place, *sun]).to(self.dtype)[None]
+        """Where each point is and where the sun stands, now and at the next frame, (1, 4, y, x); kept for a while."""
+
+        def sky():
+            sun = [self._mapped(lambda lat, lon, t=t: cos_zenith(lat, lon, t)) for t in (time, time + self.facts.step)]
+            place = [(self.latitude - 38.5) / 15, (self.longitude + 97.5) / 36]
+            return (torch.stack([*place, *sun]).to(self.dtype)[None],)
+
+        return self._skies.of(time, sky)[0]
 
     def _mapped(self, function):
         """A numpy function of latitude and longitude, on this rank's rows."""

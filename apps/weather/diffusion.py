@@ -170,21 +170,21 @@ def _multistep(clean, x, levels):
 
 
 def noise_like(x, keys):
-    """Standard normal fields (len(keys), channel, y, x), cut as ``x`` (batch, channel, y, x), one for each key.
+    """Standard normal fields cut as ``x`` (len(keys), channel, y, x), one for each key.
 
     A key is a tuple of integers that says what the noise is for; a value depends on the key and its global position.
     """
-    return torch.stack([_normal(x[0].spec, key, x) for key in keys])
+    return _normal(x.spec, keys, x)
 
 
 def numbers(x, keys):
     """One standard normal number for each key, (len(keys),), whole on every rank of the mesh of ``x``."""
-    spec = make_spec(x.device_mesh, [Replicate()] * x.device_mesh.ndim, ())
-    return torch.stack([_normal(spec, key, x) for key in keys])
+    spec = make_spec(x.device_mesh, [Replicate()] * x.device_mesh.ndim, (len(keys),))
+    return _normal(spec, keys, x)
 
 
-def _normal(spec, key, x):
-    return rng.normal(spec=spec, key=rng.key(*key), dtype=x.dtype, device=x.device)
+def _normal(spec, keys, x):
+    return rng.normal(spec=spec, key=[rng.key(*key) for key in keys], dtype=x.dtype, device=x.device)
 
 
 def _wide(v):
