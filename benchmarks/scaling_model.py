@@ -5,8 +5,8 @@
 
 The model is that of ``core.devices``: arithmetic, memory traffic, messages and Python of a step, of which
 ``core.plan`` counts how many there are, and a few constants. They are fitted here to the measured steps, in the
-logarithm, and printed as ``core/devices.py`` has them; the table shows how well they fit, and what core.plan said of
-memory. A node holds 8 GPUs; what goes beyond takes the network.
+logarithm, those of messages to what was sent alone, and printed as ``core/devices.py`` has them; the table shows how
+well they fit, and what core.plan said of memory. A node holds 8 GPUs; what goes beyond takes the network.
 """
 
 import argparse
@@ -28,7 +28,8 @@ MEASURED = Path(__file__).with_name("measured.json")
 PROJECTED = ("attention 131072", "ViT 2048", "Transolver 1200000")
 MESHES = ((1, 4), (1, 8), (8, 8), (1, 64), (64, 8), (8, 64))
 GOAL = 0.15  # of what core.plan predicts
-FIT = ("products", "wide", "attention", "bandwidth", "group", "operation", "wrapped")
+OF_STEPS = ("products", "wide", "attention", "slots", "bandwidth", "group", "operation", "wrapped", "launch")
+OF_MESSAGES = ("link", "send")
 STEPS = (0.5, 0.8, 0.93, 1.07, 1.25, 2.0)
 
 
@@ -38,32 +39,48 @@ def shares(case, ranks):
     return share(make, shapes, [[Shard(dim)]] * len(shapes), (1, ranks), input_gradients=True)
 
 
-def fit(measured, device, start=FITTED, rounds=12):
+def fit(names, estimate, measured, start=FITTED, rounds=12):
     """The constants with the smallest sum of squared logarithms of estimate / measured.
 
     Args:
+        names: of the constants that may change.
+        estimate: (share, constants) -> seconds.
         measured: pairs of a :class:`core.planned.Share` and seconds.
     """
 
     def loss(constants):
-        return sum(log(s.seconds(device, constants) / wanted) ** 2 for s, wanted in measured)
+        return sum(log(estimate(share, constants) / wanted) ** 2 for share, wanted in measured)
 
     best = loss(start)
     for _ in range(rounds):
-        for name, factor in product(FIT, STEPS):
+        for name, factor in product(names, STEPS):
             tried = replace(start, **{name: getattr(start, name) * factor})
             if loss(tried) < best:
                 start, best = tried, loss(tried)
     return start
 
 
+def fitted(rows, device):
+    """Constants from pairs of a :class:`Step` and its share."""
+
+    def alone(share, c):
+        messages = [*share.forward.messages, *share.backward.messages]
+        return sum(c.send + m.bytes / (device.nvlink * c.link) for m in messages)
+
+    constants = fit(OF_MESSAGES, alone, [(share, s.alone / 1e3) for s, share in rows if s.alone])
+    steps = [(share, s.ms / 1e3) for s, share in rows if s.ms]
+    return fit(OF_STEPS, lambda share, c: share.seconds(device, c), steps, constants)
+
+
 class Step(NamedTuple):
-    """A measured training step: of which case, on how many GPUs; ms and GiB at the peak, None where not measured."""
+    """A measured training step: of which case, on how many GPUs; ms, GiB at the peak, and ms that its messages take
+    alone, None where not measured."""
 
     name: str
     ranks: int
     ms: float | None
-    gib: float | None
+    gib: float | None = None
+    alone: float | None = None
 
 
 def measured_steps(path):
@@ -80,7 +97,7 @@ def measured_steps(path):
         for ranks, times, held in ((1, "plain", gib[0]), (table["ranks"], "all", gib[1])):
             ms = row[times][1] if times in row else None
             if ms or held:
-                yield Step(name, ranks, ms, held)
+                yield Step(name, ranks, ms, held, row.get("messages_alone") if times == "all" else None)
 
 
 def compared(step, share, device, constants):
@@ -103,7 +120,7 @@ def main(argv=None):
     table, h200, device = {n: case for n, *case in cases(False)}, device_named("h200"), device_named(args.device)
     steps = [s for s in measured_steps(args.measured) if s.name in table]
     rows = [(s, shares(table[s.name], s.ranks)) for s in steps]
-    constants = fit([(share, s.ms / 1e3) for s, share in rows if s.ms], h200)
+    constants = fitted(rows, h200)
     print("fitted: " + ", ".join(f"{k} {v:.3g}" for k, v in asdict(constants).items()))
     times, memory = f"{'ms':>9}{'plan':>9}{'error':>8}{'refit':>9}{'error':>8}", f"{'GiB':>9}{'plan':>8}{'error':>8}"
     print(f"\n{'measured on H200s':<22}{'GPUs':>5}{times}{memory}")

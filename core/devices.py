@@ -35,6 +35,7 @@ class Device:
 
 NODE = 8  # GPUs
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"}
+_OURS = "slot_", "neighborhood_"
 _WORKSPACE = 32 * 2**20  # bytes that cuBLAS keeps for each thread that uses it, on Hopper; 8 MiB before
 DEVICES = {
     "h200": Device(989e12, 67e12, 67e12, 139 * 2**30, 4.8e12, 450e9, 50e9),
@@ -47,17 +48,19 @@ DEVICES = {
 class Fitted:
     """Shares of the peaks that are reached, and seconds of what has no data sheet."""
 
-    products: float = 0.38  # of arithmetic, in matrix products and convolutions of half precision
+    products: float = 0.33  # of arithmetic, in matrix products and convolutions of half precision
     wide: float = 0.061  # of arithmetic, in those of fp32 and fp64
     attention: float = 0.46  # of arithmetic
     windows: float = 0.12  # of arithmetic, in neighbourhood attention
-    slots: float = 0.15  # of arithmetic, between points and slots
+    slots: float = 0.165  # of arithmetic, between points and slots
     bandwidth: float = 0.49  # of memory traffic
     group: float = 4.3e9  # bytes per second that torch's group norm reads and writes of one group of channels
-    link: float = 0.60  # of the link; taken as usual, as the latency is: what was measured hardly tells
-    latency: float = 20e-6  # of a message
-    operation: float = 9.2e-6  # of Python and torch, for an operation on plain tensors
-    wrapped: float = 107e-6  # of Python, for an operation on ShardTensors beside the plain ones it makes
+    link: float = 0.74  # of the link
+    latency: float = 20e-6  # of a message on its way; taken as usual, what was measured hardly tells
+    send: float = 100e-6  # of Python and NCCL, for a message
+    operation: float = 11.4e-6  # of Python and torch, for an operation on plain tensors
+    wrapped: float = 124e-6  # of Python, for an operation on ShardTensors beside the plain ones it makes
+    launch: float = 666e-6  # of Python and Triton, for an operation that kernels of our own compute
 
 
 FITTED = Fitted()
@@ -94,10 +97,12 @@ def seconds(work, calls, wrapped, messages, link, device, fitted=FITTED):
     Returns:
         :class:`Seconds`
     """
+    own = sum(n for w, n in work.items() if w.name.startswith(_OURS))
+    python = calls * fitted.operation + wrapped * fitted.wrapped + own * fitted.launch + len(messages) * fitted.send
     return Seconds(
         sum(n * _of_work(w, device, fitted) for w, n in work.items()),
         sum(of_message(m.bytes, link, fitted) for m in messages),
-        calls * fitted.operation + wrapped * fitted.wrapped,
+        python,
     )
 
 

@@ -125,11 +125,12 @@ def _flops(func, args, kwargs, out):
 
 _WINDOWED = {"neighborhood_forward": 4, "neighborhood_backward": 10}  # per pair of points and channel
 
-_SLOTS = {  # products of points and slots over the channels, and over the values
-    "slot_attention_read": (1, 1),
-    "slot_attention_sums": (1, 1),
-    "slot_attention_backward": (3, 2),
+_SLOTS = {  # products of points and slots over channels, and over values, where one block holds all slots, and beyond
+    "slot_attention_read": ((1, 1), (1, 1)),
+    "slot_attention_sums": ((1, 1), (2, 1)),
+    "slot_attention_backward": ((3, 2), (5, 3)),
 }
+_BLOCK_OF_SLOTS = 128
 
 
 def _of_windows(name, args):
@@ -142,5 +143,5 @@ def _of_windows(name, args):
 
 
 def _of_slots(name, q, k, values, *_):
-    channels, times = q.shape[-1], _SLOTS[name]
+    channels, times = q.shape[-1], _SLOTS[name][k.shape[2] > _BLOCK_OF_SLOTS]
     return 2 * (q.numel() // channels) * k.shape[2] * (times[0] * channels + times[1] * values.shape[-1])

@@ -23,6 +23,7 @@ from benchmarks.models import Attention, ConvNet, ViT
 from benchmarks.scaling import cases
 from benchmarks.scaling_model import GOAL, MEASURED, shares
 from core import InputError, neighborhood_attention, parallelize, plan, scatter_tensor
+from core._torch import FakeTensorMode
 from core.debug import trace
 from core.devices import FITTED, device_named
 from core.gradients import gather_in_buckets
@@ -255,11 +256,24 @@ def test_the_meter_counts_work_and_forgets_what_is_gone():
     assert {w.name for w in meter.work} == {"mm", "add_"}  # views are free
 
 
+@pytest.mark.parametrize("name, products", [("read", (2, 2)), ("sums", (2, 3))])
+def test_slots_beyond_one_block_are_computed_more_often(name, products):
+    flops = []
+    for slots in (128, 256):
+        with FakeTensorMode(), Meter() as meter:
+            q, k, values = torch.empty(1, 2, 50, 16), torch.empty(1, 2, slots, 16), torch.empty(1, 2, slots, 16)
+            getattr(torch.ops.core, f"slot_attention_{name}")(q, k, q if name == "sums" else values)
+        flops += [w.flops for w in meter.work if w.flops]
+    assert flops == [n * 2 * 2 * 50 * slots * 16 for n, slots in zip(products, (128, 256))]
+
+
 def test_fitting_finds_the_constants_that_times_were_made_with():
     shares = [predicted("vit").one, predicted("transolver", dtype=torch.bfloat16).one, predicted("vit").cut]
     truth = replace(FITTED, operation=2 * FITTED.operation, wrapped=FITTED.wrapped / 2)
     device = device_named("h200")
-    found = scaling_model.fit([(s, s.seconds(device, truth)) for s in shares], device)
+    found = scaling_model.fitted(
+        [(scaling_model.Step("", 1, 1e3 * s.seconds(device, truth)), s) for s in shares], device
+    )
     for s in shares:
         assert s.seconds(device, found) == pytest.approx(s.seconds(device, truth), rel=0.05)
 
