@@ -17,6 +17,7 @@ from data.aero.distance import NearestSurface
 from data.aero.geometry import Polygons, area_vectors, signed_volume, triangles
 from data.aero.synthetic import (
     exact_forces,
+    make_body,
     outward,
     radius,
     sample_shape,
@@ -136,9 +137,16 @@ def test_signed_distance_equals_vtk_and_leads_to_the_surface():
     np.testing.assert_allclose(distance, expected, atol=2e-6)
     assert (distance < 0).sum() > 50  # some lie inside
     foot = points - distance[:, None] * direction
-    np.testing.assert_allclose(NearestSurface(corners).query(foot)[0], 0, atol=2e-4)
+    np.testing.assert_allclose(NearestSurface(corners).query(foot)[0], 0, atol=2e-6)
     turned, _ = NearestSurface(corners[:, ::-1]).query(points)
     np.testing.assert_allclose(turned, distance, atol=1e-9)
+    fine = triangles(make_body(0, 1, 4000).mesh)  # of more pieces than are asked first, from near and from far
+    points = np.concatenate([points[:300], 40 * points[:100], fine[::50].mean(axis=1) * 1.01])
+    reference.SetInput(
+        PolyData.from_regular_faces(fine.reshape(-1, 3), np.arange(len(fine) * 3).reshape(-1, 3)).clean()
+    )
+    expected = np.array([reference.EvaluateFunction(point) for point in points])  # the mesh winds inward
+    np.testing.assert_allclose(NearestSurface(fine).query(points)[0], -expected, atol=1e-9)
     out = np.array([[2.0, 0, 0], [0, 0, 2], [1.5, 1.5, 1.5]])  # of faces, and of a corner of the unit cube
     flat = triangles(cube())
     distance, direction = NearestSurface(flat).query(out + 0.5)
