@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from core.precision import widens
+
 aten = torch.ops.aten
 
 
@@ -23,12 +25,15 @@ class Formula(NamedTuple):
             gradients of its tensors in order, None where ``wanted`` says so. Operands it does not need may be None.
         needs: for each tensor of the operation, for the gradients of which tensors its value is needed.
         fits: whether it holds for these arguments; None: always.
+        autocast: type of device -> the dtype that autocast gives the operands, None to leave them; without it the
+            formula is not for autocast. The first operand comes in that dtype, others may also be fp32 still.
     """
 
     forward: Callable
     backward: Callable
     needs: tuple
     fits: Callable | None = None
+    autocast: Callable | None = None
 
 
 def _rows(x):
@@ -37,16 +42,18 @@ def _rows(x):
 
 
 def _linear(x, weight, bias=None):
-    return [F.linear(x, weight, bias)]
+    """Weights are cast here: autocast would remember those that it cast, without gradient, for whoever comes next."""
+    return [F.linear(x, weight.to(x.dtype), bias if bias is None else bias.to(x.dtype))]
 
 
 def _linear_backward(grad, extra, wanted, x, weight, bias=None):
-    grad_x = grad @ weight if wanted[0] else None
+    grad_x = grad @ weight.to(grad.dtype) if wanted[0] else None
     grad_weight = _rows(grad).mT @ _rows(x) if wanted[1] else None
     return [grad_x, grad_weight, *(_rows(grad).sum(0) if w else None for w in wanted[2:])]
 
 
-LINEAR = Formula(_linear, _linear_backward, ((1,), (0,), ()))  # of a matrix of weights
+# of a matrix of weights
+LINEAR = Formula(_linear, _linear_backward, ((1,), (0,), ()), autocast=torch.get_autocast_dtype)
 
 
 def _layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
@@ -62,4 +69,9 @@ def _sizes(shape):
     return [shape] if isinstance(shape, int) else shape
 
 
-LAYER_NORM = Formula(_layer_norm, _layer_norm_backward, ((0, 1, 2), (0, 1), (2,)))  # with a weight if there is a bias
+def _of_norms(kind):
+    return torch.float32 if widens(kind) else None
+
+
+# with a weight if there is a bias
+LAYER_NORM = Formula(_layer_norm, _layer_norm_backward, ((0, 1, 2), (0, 1), (2,)), autocast=_of_norms)

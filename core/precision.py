@@ -41,9 +41,28 @@ _SUMMED = ("softmax.int", "log_softmax.int", "cumsum", "cumprod", "sum", "sum.di
 _NARROW = torch.float16, torch.bfloat16
 
 
+_as_gpu = False
+
+
+def widens(kind):
+    """Whether autocast of this type of device computes normalisations in fp32."""
+    return kind == "cuda" or _as_gpu
+
+
 @contextmanager
 def gpu_autocast(dtype):
     """``torch.autocast`` to ``dtype`` for tensors of the CPU, as for those of a GPU."""
+    global _as_gpu
+    _as_gpu = True
+    try:
+        with _widened_library(dtype):
+            yield
+    finally:
+        _as_gpu = False
+
+
+@contextmanager
+def _widened_library(dtype):
     with scoped_library("aten", "IMPL") as library, torch.autocast("cpu", dtype):
         for names, kernel in ((_WIDENED, _widened), (_SUMMED, _summed)):
             for name in names:

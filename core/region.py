@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch.autograd import Function
+from torch.autograd.graph import get_gradient_edge
 
 from core._torch import NoTorchFunction, is_nothing, keeps_graph, unseen_by_checkpoints
 from core.arguments import call, emptied
@@ -28,17 +29,25 @@ def run(plan, compute, tensors, args=None, kwargs=None):
     if torch.is_grad_enabled():
         for t in tensors:
             if t.requires_grad:
-                if plan.formula and _as_written(plan.formula, t, tensors):
-                    return Written.apply(plan, compute, args, kwargs, *tensors)
+                if plan.formula and (cast := _as_written(plan.formula, t.device.type, tensors)):
+                    return Written.apply(plan, compute, args, kwargs, *cast)
                 return Region.apply(plan, partial(call, compute, args, kwargs), *tensors)
     return handed_out(call(compute, args, kwargs, [_local(t) for t in tensors]), plan.outputs, plan.final)
 
 
-def _as_written(formula, t, tensors):
-    """Formulas know neither autocast nor conjugates."""
-    if torch.is_autocast_enabled(t.device.type) or torch.compiler.is_compiling() or t.is_complex():
-        return False
-    return formula.fits is None or formula.fits(*(_local(t) for t in tensors))
+def _as_written(formula, kind, tensors):
+    """The operands as a formula takes them, or None where it does not hold: it knows no conjugates, and of autocast
+    what it says. What autocast casts is then kept as it was cast, and not as it came."""
+    if torch.compiler.is_compiling() or any(t.is_complex() for t in tensors):
+        return None
+    if torch.is_autocast_enabled(kind):
+        dtype = formula.autocast(kind) if formula.autocast else None
+        if dtype is None or any(t.dtype not in (dtype, torch.float32) for t in tensors[1:]):
+            return None
+        if tensors[0].dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return None
+        tensors = [tensors[0].to(dtype), *tensors[1:]]
+    return tensors if formula.fits is None or formula.fits(*(_local(t) for t in tensors)) else None
 
 
 def _local(tensor):
@@ -77,6 +86,8 @@ class Written(Function):
         out, *extra = call(formula.forward, args, kwargs, [_local(t) for t in tensors])
         ctx.plan, ctx.call, ctx.like = plan, (compute, args, kwargs), [(t.dtype, t.device) for t in tensors]
         ctx.weights = [None if isinstance(t, ShardTensor) else t for t in tensors]
+        kind = tensors[0].device.type
+        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         kept = [t if any(wanted[j] for j in needs) else None for t, needs in zip(tensors, formula.needs)]
         ctx.save_for_backward(*kept, *extra)
         ctx.set_materialize_grads(False)
@@ -97,15 +108,26 @@ class Written(Function):
                 _stand_in(spec, *like, n) if t is w is None else w if t is None else t
                 for t, w, spec, like, n in zip(tensors, ctx.weights, plan.inputs, ctx.like, needed)
             ]
-            compute = partial(call, compute, args, kwargs)
+            compute = _under(ctx.autocast, partial(call, compute, args, kwargs))
             found = _differentiable(plan, compute, tensors, ctx.weights, [0], wanted, [plan.outputs], [grad])
         else:
             backward = partial(plan.formula.backward, local_cotangent(grad, plan.outputs), extra, needed)
             found = call(backward, args, kwargs, [t if t is None else _local(t) for t in tensors])
-            found = _finished(plan, [found[i] for i in wanted], wanted, ctx.weights)
+            found = [found[i].to(ctx.like[i][0]) for i in wanted]  # of autocast a weight in fp32 has another
+            found = _finished(plan, found, wanted, ctx.weights)
         for i, g in zip(wanted, found):
             results[i + 4] = g
         return (*results,)
+
+
+def _under(autocast, compute):
+    """The computation as it was in the forward pass."""
+
+    def again(inner):
+        with torch.autocast(*autocast):
+            return compute(inner)
+
+    return again if autocast[-1] else compute
 
 
 class Region(Function):
@@ -117,7 +139,7 @@ class Region(Function):
     def forward(ctx, plan, compute, *tensors):
         token = torch.empty(0)
         token.graph = _LocalGraph(compute, tensors)
-        outs = token.graph.outs
+        outs = token.graph.handed()
         ctx.plan, ctx.compute, ctx.graph = plan, compute, weakref.ref(token.graph)
         ctx.weights = [None if isinstance(t, ShardTensor) else t for t in tensors]
         ctx.save_for_backward(*tensors, token)
@@ -127,10 +149,10 @@ class Region(Function):
     @staticmethod
     def backward(ctx, *grads):
         graph = ctx.graph() or _graph_again(ctx)
-        inner, outs = graph.inner, graph.outs
+        inner, ends = graph.inner, graph.ends
         specs = ctx.plan.outputs
-        specs = specs if isinstance(specs, (tuple, list)) else (specs,) * len(outs)
-        live = [i for i, (o, g) in enumerate(zip(outs, grads)) if g is not None and o.requires_grad]
+        specs = specs if isinstance(specs, (tuple, list)) else (specs,) * len(ends)
+        live = [i for i, (end, g) in enumerate(zip(ends, grads)) if g is not None and end is not None]
         wanted = [i for i, t in enumerate(inner) if t.requires_grad and ctx.needs_input_grad[i + 2]]
         results = [None] * len(inner)
         if live and wanted:
@@ -138,7 +160,7 @@ class Region(Function):
                 tensors = ctx.saved_tensors[:-1]
                 found = _differentiable(ctx.plan, ctx.compute, tensors, ctx.weights, live, wanted, specs, grads)
             else:
-                found = _gradients(ctx, live, wanted, specs, grads, inner, outs)
+                found = _gradients(ctx, live, wanted, specs, grads, inner, ends)
             for i, g in zip(wanted, found):
                 results[i] = g
         return None, None, *results
@@ -152,8 +174,9 @@ def _graph_again(ctx):
 
 
 class _LocalGraph:
-    """Local operands as leaves, and the results computed from them. A checkpoint around us keeps its hands off what
-    the local graph saves: it recomputes the region as a whole."""
+    """Local operands as leaves, and the ends of the graph at the results computed from them, which are handed out and
+    not kept. A checkpoint around us keeps its hands off what the local graph saves: it recomputes the region as a
+    whole."""
 
     def __init__(self, compute, tensors):
         self.inner = []
@@ -162,12 +185,21 @@ class _LocalGraph:
             self.inner.append(value.requires_grad_() if t.requires_grad else value)
         with torch.enable_grad(), unseen_by_checkpoints():
             outs = compute(self.inner)
-        self.outs = outs if isinstance(outs, tuple) else tuple(outs) if isinstance(outs, list) else [outs]
+        self._outs = outs if isinstance(outs, tuple) else tuple(outs) if isinstance(outs, list) else [outs]
+        self.ends = [get_gradient_edge(o) if _has_gradient(o) else None for o in self._outs]
+
+    def handed(self):
+        outs, self._outs = self._outs, None
+        return outs
 
 
-def _gradients(ctx, live, wanted, specs, grads, inner, outs):
+def _has_gradient(out):
+    return isinstance(out, torch.Tensor) and out.requires_grad
+
+
+def _gradients(ctx, live, wanted, specs, grads, inner, ends):
     found = torch.autograd.grad(
-        [outs[i] for i in live],
+        [ends[i] for i in live],
         [inner[i] for i in wanted],
         [local_cotangent(grads[i], specs[i]) for i in live],
         allow_unused=True,

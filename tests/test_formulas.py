@@ -1,5 +1,6 @@
 """Derivatives that are written out: torch's own for every subset of wanted gradients, and nothing kept in vain."""
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -11,6 +12,7 @@ from core import scatter_tensor, set_attention_strategy
 from core.debug import trace
 from core.ops import gathered
 from core.ops.slots import slot_read
+from core.precision import gpu_autocast
 
 CALLS = {
     "linear": lambda x, w, b: F.linear(x, w, b),
@@ -94,6 +96,45 @@ def kept(meshes):
 
 def test_kept(pool):
     pool.run(kept)
+
+
+CASTS = {"of the CPU": partial(torch.autocast, "cpu"), "as on a GPU": gpu_autocast}
+
+
+def under_autocast(meshes, kind):
+    """Torch's gradients, to rounding, of operands of either dtype; twice; and what it keeps, in the dtype it keeps."""
+    cast, narrow = CASTS[kind], torch.bfloat16
+    w, b = (t.float().requires_grad_() for t in (_drawn(4, 4), _drawn(4)))
+    for name, dtype, again in product(CALLS, (torch.float32, narrow), (False, True)):
+        if "complex" in name or "by name" in name or name == "convolution":
+            continue
+        whole, pair, packed = _drawn(2, 7, 4).to(dtype).requires_grad_(), [], []
+        for x in (whole, scatter_tensor(whole.detach(), None, meshes["2"], [Shard(1)], requires_grad=True)):
+
+            def call(x, *weights):
+                with cast(narrow):
+                    out = CALLS[name](x, *weights)  # noqa: B023
+                return out.float()
+
+            pair.append(_gradients(call, [x, w, b], again))
+            packed.append([])
+            with torch.autograd.graph.saved_tensors_hooks(lambda t, s=packed[-1]: s.append(t) or t, lambda t: t):
+                call(x, w, b)
+        for expected, got in zip(*pair):
+            if expected is not None:
+                torch.testing.assert_close(got, expected, rtol=0.03, atol=0.03 * expected.abs().max().item())
+                assert got.dtype == expected.dtype
+        with cast(narrow):  # autocast remembers nothing of what was done to shards
+            CALLS[name](x, w, b)
+            plain = CALLS[name](whole, w, b).float().sum()
+        assert "linear" not in name or torch.autograd.grad(plain, w)[0].any()
+        rows = [[t.dtype for t in kept if t.shape[-1] == 4 and t.numel() == whole.numel()] for kept in packed]
+        assert rows[0] == rows[1], (name, rows)
+
+
+@pytest.mark.parametrize("kind", CASTS)
+def test_under_autocast(pool, kind):
+    pool.run(under_autocast, kind)
 
 
 def attention_of_kept_and_returned_keys(meshes, most):

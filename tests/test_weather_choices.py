@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Shard
 
-from apps.weather import diffusion
+from apps.weather import diffusion, plan
 from apps.weather.config import PRESETS, TrainConfig
 from apps.weather.dataset import row_sizes
 from apps.weather.diffusion import Diffusion, Experts
@@ -156,6 +156,14 @@ def test_each_preset_is_a_model_of_each_part(preset):
             model = Denoiser(config.model(len(made), 2 * config.history * seen + 4, seen, shape))
             out = model(*(torch.empty(1, c, *shape) for c in (len(made), model.config.conditions)), torch.empty(1))
         assert out.shape == (1, len(made), *shape)
+
+
+def test_a_rank_of_two_keeps_half_of_what_one_keeps():
+    """Of the planned peak in bf16, less weights and their gradients, though windows reach beyond the rows."""
+    sizes = ["--grid", "1024", "1792", "--fields", "8", "--depth", "2", "--batch", "1", "--domain", "2"]
+    report = plan.main(["--preset", "conus3km", "--part", "satellite", *sizes])
+    one, cut = (s.inputs + s.activations - s.gradients for s in (report.one, report.cut))
+    assert cut < 0.53 * one
 
 
 def test_choices_that_contradict_are_refused():

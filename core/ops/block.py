@@ -21,7 +21,7 @@ _most_scores = 1 << 25  # at a time
 def result_dtype(t):
     """What torch's attention of ``t`` returns, autocast or not."""
     kind = t.device.type
-    if t.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+    if t.dtype == torch.float64 or t.is_meta or not torch.is_autocast_enabled(kind):
         return t.dtype
     return torch.get_autocast_dtype(kind)
 

@@ -15,6 +15,7 @@ from core.ops.halo import fetch
 from core.ops.normalise import Normalise, Over, OverBlocks
 from core.ops.pointwise import operand
 from core.ops.reduction import count_of, finish_local
+from core.precision import widens
 from core.spec import PARTIAL
 
 aten = torch.ops.aten
@@ -22,7 +23,9 @@ aten = torch.ops.aten
 
 def _result_dtype(x):
     """Torch's normalisations keep the dtype, except that CUDA's autocast runs those of half precision in fp32."""
-    return torch.float32 if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64 else x.dtype
+    kind = x.device.type
+    wide = widens(kind) and torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+    return torch.float32 if wide else x.dtype
 
 
 def _trailing(func, x, normalized_shape):
