@@ -158,8 +158,15 @@ def test_single_fields_of_hrrr(server, tmp_path, capsys):
     [path] = (tmp_path / "hrrr").rglob("*.grib2")
     assert path.read_bytes() == parts[2] + parts[1]
     field = read_field(path, ("gh",), 500)
-    assert field.values.ravel()[0] == pytest.approx(2, abs=0.01) and field.valid == np.datetime64("2025-05-01T19:00")
+    assert field.values.ravel()[0] == pytest.approx(2, abs=0.01) and field.times[0] == np.datetime64("2025-05-01T19:00")
     assert _run(server, tmp_path, *fields) == 0 and "HRRR: 1 files, of which 0 to fetch" in capsys.readouterr().out
+    quarters = key.replace("wrfsfc", "wrfsubh")
+    server.files[quarters] = parts[1] + parts[1]
+    lines = (f"{n + 1}:{n * len(parts[1])}:d=2025050118:{labels[1]}:{15 * n + 15} min fcst:" for n in range(2))
+    server.files[quarters + ".idx"] = "\n".join(lines).encode()
+    assert _run(server, tmp_path, "--hrrr", labels[1], "--hrrr-leads", "1", "--hrrr-subhourly") == 0
+    [path] = (tmp_path / "hrrr").rglob("*wrfsubh*")
+    assert path.read_bytes() == server.files[quarters]
     assert _run(server, tmp_path, "--hrrr", "TMP:surface", "--hrrr-leads", "1") == 2
     assert "the index has no TMP:surface" in capsys.readouterr().out
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import xarray as xr
 from launch import exit_status
-from weather_files import SMALL, hrrr_keys, write_grib, write_mrms
+from weather_files import SMALL, hrrr_keys, write_grib, write_mrms, write_subhourly
 
 from core.errors import InputError
 from data.weather import build
 from data.weather.archive import WeatherReader
-from data.weather.fields import read_field, resample
+from data.weather.fields import read_field, read_times, resample
 from data.weather.grid import hrrr_crop
 from data.weather.nwp import Model
 from data.weather.static import static_fields
@@ -35,7 +35,7 @@ def test_hrrr_points_are_those_of_the_crop(tmp_path):
     field = read_field(write_grib(tmp_path / "h.grib2", index, "gh", hrrr_keys(rows, cols)), ("gh",), 500)
     expected = (17 + 2 * np.arange(200, 240) - 400)[:, None] * 1000 + (3 + 2 * np.arange(400, 450) - 795)
     assert field.units == "gpm" and np.array_equal(resample(field, grid), expected)
-    assert field.valid == np.datetime64("2024-05-06T12:00")
+    assert field.times[0] == np.datetime64("2024-05-06T12:00")
     outside = resample(field, hrrr_crop(2, slice(200, 250), slice(400, 450)))
     assert np.isnan(outside[42:]).all() and np.isfinite(outside[:41]).all()
 
@@ -46,7 +46,7 @@ def test_latitudes_and_longitudes_are_interpolated(tmp_path):
     values = 100 * lat[:, None] + lon  # linear, so a bilinear interpolation is exact
     keys = latlon_keys(50, 20, 230, 300, 0.25)
     gfs = read_field(write_grib(tmp_path / "g.grib2", values, "gh", keys, lead=6), ("gh", "z"), 500)
-    assert gfs.valid == np.datetime64("2024-05-06T18:00") and gfs.known == np.datetime64("2024-05-06T12:00")
+    assert gfs.times == (np.datetime64("2024-05-06T18:00"), np.datetime64("2024-05-06T12:00"))
     expected = 100 * grid.latitude + grid.longitude + 360
     assert resample(gfs, grid) == pytest.approx(expected, abs=0.01)
     era = xr.DataArray(values[None, None], name="z", dims=("valid_time", "pressure_level", "latitude", "longitude"),
@@ -54,7 +54,7 @@ def test_latitudes_and_longitudes_are_interpolated(tmp_path):
                        "pressure_level": [500.0], "latitude": lat, "longitude": lon})  # fmt: skip
     era.to_netcdf(tmp_path / "e.nc")
     field = read_field(tmp_path / "e.nc", ("gh", "z"), 500)
-    assert field.known is None and resample(field, grid) == pytest.approx(expected, abs=0.01)
+    assert field.times[1] is None and resample(field, grid) == pytest.approx(expected, abs=0.01)
     with pytest.raises(InputError, match="no such field. It holds z"):
         read_field(tmp_path / "e.nc", ("cape",))
 
@@ -80,6 +80,29 @@ def test_a_forecast_is_used_when_it_could_be_known(tmp_path):
     assert source.matching["delay_minutes"] == 60
 
 
+def test_a_subhourly_file_has_a_field_for_each_quarter(tmp_path):
+    rows, cols, quarters = slice(400, 500), slice(795, 910), {15: 1.0, 30: 2.0, 45: 3.0, 60: 4.0}
+    flat = {minutes: np.full((100, 115), dbz) for minutes, dbz in quarters.items()}
+    path = write_subhourly(tmp_path / "hrrr.t12z.wrfsubhf01.grib2", flat, hrrr_keys(rows, cols))
+    start, noon = np.datetime64("2024-05-06T12:00"), np.timedelta64(1, "m")
+    times = read_times(path, ("refc",))
+    assert times == [(start + minutes * noon, start) for minutes in quarters]
+    assert [read_field(path, ("refc",), times=pair).values.mean() for pair in times] == list(quarters.values())
+    with pytest.raises(InputError, match="wrfsubhf01.grib2, variable refc: has 4 times"):
+        read_field(path, ("refc",))
+    source, found = Model(tmp_path, hrrr_crop(**SMALL), STEP, ["nwp_refc"], np.timedelta64(7, "m")), {}
+    for minutes in (50, 65, 66, 70):
+        frame = source.frame(start + minutes * noon)
+        found[minutes] = np.nanmean(frame["nwp_refc"]) if frame else None
+    assert found == {50: None, 65: 4.0, 66: 4.0, 70: None}  # known from 13:00 on
+    assert source.model_times["nwp_refc"] == (start + 60 * noon, start + 60 * noon)
+    assert source.all_files() == [path] and list(source.used) == [path.name]
+    path.write_bytes(path.read_bytes() + write_grib(tmp_path / "x", flat[15], "refc", hrrr_keys(rows, cols),
+                                                    (20240506, 1300), 1, None).read_bytes())  # fmt: skip
+    with pytest.raises(InputError, match="holds many starts, each with many steps"):
+        read_times(path, ("refc",))
+
+
 def test_archive_with_static_and_model_fields(tmp_path, capsys):
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -100,6 +123,10 @@ def test_archive_with_static_and_model_fields(tmp_path, capsys):
     assert exit_status(build.main, [*sources, *more]) == 0, capsys.readouterr().err
     reader, everything = WeatherReader(out), (slice(None), slice(None))
     assert reader.static == ["topography", "radar_proximity"] and reader.channels == ["refc", "z500"]
+    assert reader.background == ["z500"]
+    valid, known = (times.astype(str).tolist() for times in reader.background_times)
+    assert valid == [["NaT", "2024-05-06T13:00:00"]] * 2 == known  # a run of noon, after an hour
+    assert str(xr.open_zarr(out).model_valid_time.values[1, 1])[:16] == "2024-05-06T13:00"
     grid = reader.grid
     ground = reader.read("0", "topography", everything)
     assert ground == pytest.approx(300 + 10 * grid.longitude, abs=0.1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import xarray
+from weather_files import hrrr_keys, write_subhourly
 
 from apps.cli import parse
 from apps.weather import evaluate, forecast, products, train
@@ -284,6 +285,26 @@ def test_hrrr_is_the_run_that_was_there_at_equal_times(folder, hrrr):
     assert (fields[0] == 10 + 18).all() and (fields[2] == 20 + 18).all()
     with pytest.raises(InputError, match="holds no file like"):
         Hrrr(folder / "archive.zarr" / "fields", 60)
+
+
+def test_quarters_of_an_hour_of_hrrr_are_read(folder, tmp_path):
+    grid, start = WeatherReader(folder / "archive.zarr").grid, np.datetime64("2021-05-28T18:50")
+    rows, cols = slice(447, 503), slice(841, 887)
+    shape, keys = (56, 46), hrrr_keys(rows, cols)
+    for hour in (2, 3):
+        values = {60 * hour + minutes: np.full(shape, 10 * hour + minutes / 15) for minutes in (-45, -30, -15, 0)}
+        write_subhourly(tmp_path / f"hrrr.t17z.wrfsubhf{hour:02d}.grib2", values, keys, (20210528, 1700))
+    fields = Hrrr(tmp_path, delay=60).forecast(
+        start, start + np.arange(10, 70, 10) * np.timedelta64(1, "m"), grid, -10.0
+    )
+    assert [np.nanmean(field) if np.isfinite(field).all() else None for field in fields] == [
+        20,
+        None,
+        None,
+        28,
+        None,
+        None,
+    ]
 
 
 def test_hrrr_is_scored_where_it_is_valid(folder, trained, short, hrrr, tmp_path):

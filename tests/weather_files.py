@@ -133,13 +133,23 @@ def write_grib(path, values, name, keys, start=(20240506, 1200), lead=0, level=5
 
     message = eccodes.codes_grib_new_from_samples("GRIB2")
     levels = {"typeOfLevel": "isobaricInhPa", "level": level} if level else {"typeOfLevel": "surface"}
-    times = {"dataDate": start[0], "dataTime": start[1], "step": lead}
+    times = {"dataDate": start[0], "dataTime": start[1]} | ({} if lead is None else {"step": lead})
     for key, value in {**keys, "shortName": name, **levels, **times}.items():
         eccodes.codes_set(message, key, value)
     eccodes.codes_set(message, "bitsPerValue", 24)
     eccodes.codes_set_values(message, np.asarray(values, float).ravel())
     path.write_bytes(eccodes.codes_get_message(message))
     eccodes.codes_release(message)
+    return path
+
+
+def write_subhourly(path, values, keys, start=(20240506, 1200)):
+    """A file like HRRR's wrfsubh: reflectivity for several minutes after one start, ``values`` {minutes: field}."""
+    parts = []
+    for minutes, field in values.items():
+        minute = keys | {"indicatorOfUnitOfTimeRange": 0, "forecastTime": minutes}
+        parts.append(write_grib(path, field, "refc", minute, start, None, None).read_bytes())
+    path.write_bytes(b"".join(parts))
     return path
 
 

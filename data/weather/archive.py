@@ -11,11 +11,16 @@ import numpy as np
 import zarr
 
 from core.errors import InputError
+from data.weather.channels import CHANNELS
 from data.weather.grid import Grid
 from data.weather.packing import unpack
 from data.weather.sun import cos_zenith
 
 SCHEMA = "shardfield-weather-2"
+TIMES = {  # of the fields of a weather model, where there are some
+    "model_valid_time": "time for which the field of a weather model is",
+    "model_known_time": "time since when the field of a weather model could be known",
+}
 FILES = "files.jsonl"  # beside the arrays: which files were used, which were refused and why
 
 
@@ -111,6 +116,23 @@ class WeatherReader:
     def coverage(self):
         """Share of the grid that was observed in each frame, float32 (n, channel)."""
         return self._group["coverage"][:]
+
+    @cached_property
+    def background(self):
+        """Names of the channels that a weather model says."""
+        return [name for name in self.channels if CHANNELS[name].model]
+
+    @cached_property
+    def background_times(self):
+        """For when the fields of a weather model are, and since when they were known, datetime64[s] (n, channel) each.
+
+        NaT where there is none. Raises `InputError` for an archive that does not know.
+        """
+        for name in TIMES:
+            if name not in self._group:
+                raise InputError("does not say for when the fields of the weather model are", file=self.path,
+                                 variable=name, remedy="Build it again")  # fmt: skip
+        return tuple(self._group[name][:].astype("datetime64[s]") for name in TIMES)
 
     @cached_property
     def static(self):

@@ -94,14 +94,15 @@ class Frames:
 
     def __call__(self, i):
         for source in self.sources:
-            source.used = {}
+            source.used, source.model_times = {}, {}
         seen = {name: values for source in self.sources for name, values in source.frame(self.times[i]).items()}
         missing = np.full(self.shape, np.nan, np.float32)
         frame = np.stack([seen.get(name, missing) for name in self.names]).astype(np.float32)
         used = {name: digest for source in self.sources for name, digest in source.used.items()}
         broken = {name: why for source in self.sources for name, why in source.refused.items() if name not in self.told}
         self.told |= set(broken)
-        return frame, {"files": used, "refused": broken}
+        times = {name: pair for source in self.sources for name, pair in source.model_times.items()}
+        return frame, {"files": used, "refused": broken, "times": times}
 
 
 def build_stageiv(out, path, splits=None, mode="w-", report=print):

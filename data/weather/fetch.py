@@ -57,7 +57,8 @@ def _listed(args, stream, record, report):
 
 def _fields(args, record, report):
     """Jobs for the HRRR fields that are not here yet."""
-    keys = hrrr_files(args.start, args.end, args.hrrr_leads) if args.hrrr else []
+    kind = "wrfsubh" if args.hrrr_subhourly else "wrfsfc"
+    keys = hrrr_files(args.start, args.end, args.hrrr_leads, kind) if args.hrrr else []
     tag = "_".join(re.sub(r"\W+", "-", field) for field in args.hrrr)
     names = {key: f"hrrr/{key.removesuffix('.grib2')}.{tag}.grib2" for key in keys}
     new = [key for key in keys if not record.knows(names[key])]
@@ -107,6 +108,7 @@ def _parser():
         default=[1, 2],
         help="hours after the start of each hourly run (default 1 2)",
     )
+    add("--hrrr-subhourly", action="store_true", help="of the files with the quarters of each hour, which have REFC")
     add("--satellite", default="east", help="east, west or a number: 16, 17, 18, 19")
     add("--every", type=lambda text: int(text) * 60 * SECOND, default=600 * SECOND, metavar="MINUTES",
         help="keep the scan nearest to each step; 0 keeps all (default 10)")  # fmt: skip

@@ -18,27 +18,38 @@ from data.weather.regrid import CellMean
 class Field:
     """``values`` (ny, nx) float64; ``latitude`` and ``longitude``: axes, or (ny, nx) of a projected grid, degrees.
 
-    ``valid``: for when it is; ``known``: since when it could be known, the start of a forecast; None where not told.
+    ``times``: for when it is, and since when it could be known, the start of a forecast; each None where not told.
     """
 
     values: np.ndarray
     latitude: np.ndarray
     longitude: np.ndarray
     units: str
-    valid: np.datetime64 | None
-    known: np.datetime64 | None
+    times: tuple
 
 
-def read_field(path, names, level=None, values=True):
+def read_field(path, names, level=None, times=None):
     """The `Field` of a file that has one of some names, at a level in hPa where given.
 
-    With ``values=False`` it has none, and no axes. Raises `InputError`; `BrokenFile` for a damaged file.
+    times: which of those of `read_times`, if it has many. Raises `InputError`, `BrokenFile` for a damaged file.
     """
+    return _read(path, names, level, lambda field: _field(field, times, path))
+
+
+def read_times(path, names, level=None):
+    """For when the fields of a file are and since when they could be known: [(valid, known)], datetime64[ms] or None.
+
+    An hourly file of HRRR has one, a subhourly one four. Raises as `read_field`.
+    """
+    return _read(path, names, level, lambda field: [pair for pair, _ in _by_time(field, path)])
+
+
+def _read(path, names, level, use):
     from eccodes import CodesInternalError
 
     try:
         with _open(path, names, level) as data:
-            return _field(data, names, level, path, values)
+            return use(_named(data, names, level, path))
     except InputError:
         raise
     except (OSError, ValueError, EOFError, KeyError, RuntimeError, CodesInternalError) as error:
@@ -61,25 +72,30 @@ def _open(path, names, level):
     return found
 
 
-def _field(data, names, level, path, with_values):
+def _named(data, names, level, path):
     name = next((n for n in data.data_vars if n in names), None)
     if name is None:
         raise InputError("no such field", file=path, variable=" or ".join(sorted(names)),
                          remedy=f"It holds {', '.join(data.data_vars) or 'none of these'}")  # fmt: skip
-    field = _at_level(data[name], level, path).squeeze(drop=False)
-    valid, start = (_time(field, axes) for axes in (("valid_time", "time"), ("time", "forecast_reference_time")))
+    return _at_level(data[name], level, path).squeeze(drop=False)
+
+
+def _field(field, times, path):
+    found = _by_time(field, path)
+    if times is None and len(found) > 1:
+        raise InputError(f"has {len(found)} times", file=path, variable=field.name, remedy="Give one time a file")
+    times, field = found[0] if times is None else next((pair for pair in found if pair[0] == times), (times, None))
+    if field is None:
+        raise InputError(f"has no field for {times[0]}", file=path, variable="time", remedy="Download it again")
     units = str(field.attrs.get("units", ""))
-    known = start if "step" in field.coords or "forecast_reference_time" in field.coords else None
-    if not with_values:
-        return Field(None, None, None, units, valid, known)
     axes = [next((a for a in (n, n[:3]) if a in field.coords), None) for n in ("latitude", "longitude")]
     if None in axes or field.ndim != 2:
-        raise InputError(f"is no field of latitude and longitude but of {field.dims}", file=path, variable=name,
-                         remedy="Give one time and one level a file")  # fmt: skip
+        raise InputError(f"is no field of latitude and longitude but of {field.dims}", file=path, variable=field.name,
+                         remedy="Give one level and one start a file")  # fmt: skip
     latitude, longitude = (np.asarray(field[a].values, np.float64) for a in axes)
     if latitude.ndim == 1:
         field = field.transpose(*(field[a].dims[0] for a in axes))
-    return Field(np.asarray(field.values, np.float64), latitude, longitude, units, valid, known)
+    return Field(np.asarray(field.values, np.float64), latitude, longitude, units, times)
 
 
 def _at_level(field, level, path):
@@ -93,10 +109,25 @@ def _at_level(field, level, path):
     return field
 
 
-def _time(field, names):
-    """The one time of a field, datetime64[ms], or None."""
-    found = [field[n].values for n in names if n in field.coords and field[n].size == 1]
-    return np.ravel(found[0])[0].astype("datetime64[ms]") if found else None
+def _by_time(field, path):
+    """[((valid, known), the field of that time)]."""
+    dims = [dim for dim in field.dims if dim in ("step", "time", "valid_time")]
+    if len(dims) > 1:
+        raise InputError("holds many starts, each with many steps", file=path, variable=field.name,
+                         remedy="Give one start a file")  # fmt: skip
+    parts = [field.isel({dims[0]: i}) for i in range(field.sizes[dims[0]])] if dims else [field]
+    return [((_time(part, "valid_time", "time"), _start(part)), part) for part in parts]
+
+
+def _start(field):
+    told = {"step", "forecast_reference_time"} & set(field.coords)
+    return _time(field, "forecast_reference_time", "time") if told else None
+
+
+def _time(field, *names):
+    """The first of these times that a field has, datetime64[ms], or None."""
+    name = next((n for n in names if n in field.coords), None)
+    return None if name is None else np.ravel(field[name].values)[0].astype("datetime64[ms]")
 
 
 def resample(field, grid, path=None):

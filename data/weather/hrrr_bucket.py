@@ -15,12 +15,15 @@ from data.weather.bucket import address
 HRRR = "https://noaa-hrrr-bdp-pds.s3.amazonaws.com"
 
 
-def hrrr_files(start, end, leads):
-    """Keys of the hourly surface files of all runs that start in [start, end), datetime64[s], for leads in hours."""
+def hrrr_files(start, end, leads, kind="wrfsfc"):
+    """Keys of the surface files of all runs that start in [start, end), datetime64[s], for leads in hours.
+
+    kind: "wrfsfc", one time a file, or "wrfsubh", the quarters of the hour that ends at the lead.
+    """
     hours = np.arange(start.astype("datetime64[h]"), end.astype("datetime64[h]") + 1).astype("datetime64[h]")
     runs = [str(hour) for hour in hours if start <= hour < end]
     return [
-        f"hrrr.{r[:10].replace('-', '')}/conus/hrrr.t{r[11:13]}z.wrfsfcf{lead:02d}.grib2"
+        f"hrrr.{r[:10].replace('-', '')}/conus/hrrr.t{r[11:13]}z.{kind}f{lead:02d}.grib2"
         for r in runs
         for lead in leads
     ]

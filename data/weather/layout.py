@@ -8,11 +8,12 @@ import numpy as np
 import zarr
 
 from core.errors import InputError
-from data.weather.archive import SCHEMA
+from data.weather.archive import SCHEMA, TIMES
 from data.weather.packing import FILL
 
 EPOCH, TIME_CHUNK = "seconds since 1970-01-01", 4096
 DIMS = ("time", "channel", "y", "x")
+NEVER = np.datetime64("NaT").astype("int64").item()
 
 
 def chunk_rows(ny):
@@ -37,6 +38,10 @@ def create(path, grid, channels, splits, packing, static):
     share = group.create_array("coverage", shape=(0, len(channels)), chunks=(TIME_CHUNK, len(channels)),
                                dtype="float32", dimension_names=("time", "channel"))  # fmt: skip
     share.attrs.update({"long_name": "share of the grid that was observed; 0 is a gap", "units": "1"})
+    for name, text in TIMES.items() if any(c.model for c in channels) else ():
+        array = group.create_array(name, shape=(0, len(channels)), chunks=(TIME_CHUNK, len(channels)), dtype="int64",
+                                   fill_value=NEVER, dimension_names=("time", "channel"))  # fmt: skip
+        array.attrs.update({"long_name": text, "units": EPOCH, "calendar": "proleptic_gregorian", "_FillValue": NEVER})
     _put(group, "channel", np.array([c.name for c in channels], object), ("channel",), long_name="channel")
     _put(group, "channel_units", np.array([c.units for c in channels], object), ("channel",), long_name="units")
     _place(group, grid)
@@ -103,7 +108,7 @@ def extend(group, path, grid, channels, times):
     if len(new) == 0 or (np.diff(np.concatenate([old[-1:], new])) <= 0).any():
         raise InputError("needs at least one time, in ascending order, after those stored", file=path, variable="time")
     count = len(old) + len(new)
-    for name in ("fields", "valid", "time", "coverage"):
+    for name in ("fields", "valid", "time", "coverage", *(n for n in TIMES if n in group)):
         group[name].resize((count, *group[name].shape[1:]))
     group["time"][len(old) :] = new
     return len(old)

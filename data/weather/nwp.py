@@ -2,13 +2,16 @@
 
 A frame takes the field valid nearest to it, of the latest forecast that had started at least a delay before; so it may
 look ahead of its time, but never knows an observation that was not made yet. A reanalysis has no start and no delay.
+Beside it stands for when it is valid and since when it could be known, for those who forecast from an earlier frame.
 """
+
+from functools import partial
 
 import numpy as np
 
 from core.errors import InputError
 from data.weather.channels import RADAR_FLOOR
-from data.weather.fields import read_field, resample
+from data.weather.fields import read_field, read_times, resample
 from data.weather.files import find_files
 from data.weather.sources import Source
 
@@ -23,7 +26,7 @@ FIELDS = {  # channel: names in files, level in hPa
 
 
 class Model(Source):
-    """Files of one model, each with one time. ``stamps`` is empty: fields of a model are no reason for a frame."""
+    """Files of one model, each with one start. ``stamps`` is empty: fields of a model are no reason for a frame."""
 
     kind, stamps = "nwp", np.empty(0, "datetime64[ms]")
 
@@ -37,10 +40,11 @@ class Model(Source):
         names, level = FIELDS[self.channels[0]]
         paths = find_files(folder, "*.grib2", "*.grb2", "*.nc")
         found = self._scan(_Times(names, level), paths, each)
-        for path, field in found:
-            if field.valid is None:
-                raise InputError("has no time", file=path, variable="time", remedy="Give one time a file")
-        self.entries = sorted(((f.valid, f.known, path) for path, f in found), key=lambda entry: entry[0])
+        for path, times in found:
+            if any(valid is None for valid, _ in times):
+                raise InputError("has no time", file=path, variable="time", remedy="Give files that tell it")
+        entries = ((valid, known, path) for path, times in found for valid, known in times)
+        self.entries = sorted(entries, key=lambda entry: entry[0])
         self.valid = np.array([valid for valid, _, _ in self.entries])
 
     @property
@@ -50,30 +54,32 @@ class Model(Source):
                 "tolerance_minutes": self.tolerance / minutes, "delay_minutes": self.delay / minutes}  # fmt: skip
 
     def all_files(self):
-        return [path for _, _, path in self.entries]
+        return list(dict.fromkeys(path for _, _, path in self.entries))
 
     def _candidates(self, time):
         first = np.searchsorted(self.valid, time - self.tolerance)
         last = np.searchsorted(self.valid, time + self.tolerance, "right")
         near = [
-            (abs(valid - time), -(known or valid).astype(int), path)
+            (abs(valid - time), -(known or valid).astype(int), path, valid, known)
             for valid, known, path in self.entries[first:last]
             if known is None or known + self.delay <= time
         ]
-        return [path for _, _, path in sorted(near)]
+        return [entry[2:] for entry in sorted(near, key=lambda entry: entry[:3])]
 
     def frame(self, time):
         found = {}
         for name in self.channels:
-            for path in self._candidates(time):
-                values = None if path.name in self.refused else self._read(lambda p, n=name: self._on_grid(p, n), path)
+            for path, valid, known in self._candidates(time):
+                read = partial(self._on_grid, name=name, times=(valid, known))
+                values = None if path.name in self.refused else self._read(read, path)
                 if values is not None:
                     found[name] = values
+                    self.model_times[name] = valid, valid if known is None else known + self.delay
                     break
         return found
 
-    def _on_grid(self, path, name):
-        field = read_field(path, *FIELDS[name])
+    def _on_grid(self, path, name, times):
+        field = read_field(path, *FIELDS[name], times)
         values = resample(field, self.grid, path)
         if name == "z500" and field.units in ("gpm", "m"):
             return values * np.float32(GRAVITY)
@@ -87,4 +93,4 @@ class _Times:
         self.names, self.level = names, level
 
     def __call__(self, path):
-        return read_field(path, self.names, self.level, values=False)
+        return read_times(path, self.names, self.level)

@@ -25,8 +25,9 @@ _NONE = np.empty(0, "datetime64[ms]")
 class Source:
     """Files of one kind. ``channels``: names, in order; ``stamps``: frame times at which there is something.
 
-    `frame` returns {channel: (ny, nx), NaN where missing} for one time; ``used`` collects {file name: sha256} and
-    ``refused`` {file name: why}; ``matching`` says which files a frame takes. strict: a broken file is an error.
+    `frame` returns {channel: (ny, nx), NaN where missing} for one time; ``used`` collects {file name: sha256},
+    ``refused`` {file name: why}, ``model_times`` {channel: (valid, known since)}; ``matching`` says which
+    files a frame takes. strict: a broken file is an error.
     """
 
     kind = "files"
@@ -35,7 +36,7 @@ class Source:
     def __init__(self, grid, step, tolerance=None, strict=False):
         self.grid, self.step = grid, step.astype("timedelta64[ms]")
         self.tolerance = self.step / 2 if tolerance is None else tolerance.astype("timedelta64[ms]")
-        self.strict, self.used, self.refused = strict, {}, {}
+        self.strict, self.used, self.refused, self.model_times = strict, {}, {}, {}
 
     @property
     def matching(self):

@@ -17,7 +17,7 @@ import numpy as np
 import zarr
 
 from core.errors import InputError
-from data.weather.archive import FILES
+from data.weather.archive import FILES, TIMES
 from data.weather.channels import CHANNELS
 from data.weather.layout import create, extend
 from data.weather.moments import Moments
@@ -25,6 +25,7 @@ from data.weather.packing import pack
 from data.weather.splits import cells_in, times_in
 from data.weather.workplace import workplace
 
+_NO_TIMES = (np.datetime64("NaT"),) * 2
 SAVE = 5.0  # s between states that a killed run can go on from
 
 
@@ -34,7 +35,8 @@ def write_archive(path, grid, channels, times, frames, splits, *, mode="w-", att
 
     grid: `data.weather.grid.Grid`; channels: list of `data.weather.channels.Channel`; times: n strictly ascending
     datetime64; frames: n arrays (channel, y, x) float32, NaN where missing, in an iterable, or a function that makes
-    one from its index and returns (frame, {"files": {name: sha256}, "refused": {name: why}});
+    one from its index and returns (frame, {"files": {name: sha256}, "refused": {name: why}, "times": of the fields of
+    a weather model {channel: (for when, known since)}});
     splits: see `data.weather.splits`. mode: "w-" refuses an existing path, "w" replaces it, "a" appends later times
     (same grid and channels; the splits stay). attrs: further group attributes, such as provenance. static: {name:
     ((y, x), attributes)}. packing: {channel: (scale, offset)} to store int16. key: text that is equal only for equal
@@ -126,16 +128,21 @@ class _Given:
 def _run(group, work, job, count, state, each):
     """Do what is left of ``count`` frames; returns the moments of all of them."""
     done, moments, shares, said = state["done"], Moments(*state["moments"]), [], clock.monotonic()
+    times, known = [], [name for name in TIMES if name in group]
     with open(work.path / FILES, "a") as log:
         for share, of_frame, notes in each(job, range(done, count)):
             shares.append(share)
+            found = notes.pop("times", {})
+            times.append([found.get(name, _NO_TIMES) for name in job.names])
             moments = moments + of_frame if of_frame else moments
             for kind, found in notes.items():
                 log.writelines(json.dumps({"kind": kind, "name": n, "is": text}) + "\n" for n, text in found.items())
             if clock.monotonic() - said > SAVE or done + len(shares) == count:
                 at = job.first + done
                 group["coverage"][at : at + len(shares)] = np.array(shares, np.float32)
-                done, shares, said = done + len(shares), [], clock.monotonic()
+                for name, values in zip(known, np.moveaxis(np.array(times, "datetime64[s]"), -1, 0)):
+                    group[name][at : at + len(shares)] = values.astype("int64")
+                done, shares, times, said = done + len(shares), [], [], clock.monotonic()
                 log.flush()
                 work.save({"first": state["first"], "done": done, "moments": moments.state()})
     return moments
