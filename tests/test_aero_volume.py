@@ -8,7 +8,7 @@ import pyvista
 import torch
 from torch.distributed.tensor import Shard
 
-from apps.aero import ablate, evaluate, infer, submission, train
+from apps.aero import ablate, evaluate, infer, metrics, submission, train
 from apps.aero.dataset import KINDS, Points, Scaling, rows_of
 from apps.aero.losses import field_loss, force_loss
 from apps.aero.model import ModelConfig, SliceAttention, Transolver
@@ -120,6 +120,18 @@ def test_losses_are_those_of_their_definition():
     assert level < 1e-10
 
 
+def test_errors_of_the_air_count_cells_alike_and_by_volume():
+    fields = {"pressure": torch.ones(2), "velocity": torch.eye(3)[:2], "volume": torch.tensor([1.0, 3.0])}
+    fields = {name: values.double() for name, values in fields.items()}
+    predicted = torch.cat([fields["pressure"][:, None], fields["velocity"]], dim=1)
+    predicted[0, 1] += 0.5
+    sums = metrics.volume_sums(predicted, fields, torch.ones(2).double(), (1.0,) * 4)
+    found = metrics.volume_scores(sums, metrics.case_largest(predicted, fields, torch.ones(2)))
+    assert found["velocity_l2"] == pytest.approx(8**-0.5) and found["velocity_l2_volume"] == pytest.approx(0.25)
+    assert found["velocity_mae"] == 0.25 and found["velocity_mae_volume"] == 0.125 and found["velocity_largest"] == 0.5
+    assert found["velocity_x_l2_volume"] == pytest.approx(0.5) and found["volume_pressure_l2_volume"] == 0
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """(folder, archive with volumes, {fields: checkpoint})."""
@@ -193,7 +205,7 @@ def test_evaluation_draws_curves_and_exports_every_cell(trained, tmp_path):
     results = evaluate.main([*common, *joint, "--out", str(tmp_path / "joint")])
     (run,) = results["runs"]
     summary, curves = results["summary"], results["profiles"][run]
-    assert {"Cd_mae", "pressure_l2", "velocity_l2", "volume_pressure_l2", "velocity_z_l2"} <= set(summary)
+    assert {"Cd_mae", "pressure_l2", "velocity_l2", "velocity_l2_volume", "velocity_z_l2"} <= set(summary)
     assert results["baselines"]["mean_field"] and len(curves["wake"]["lines"]) == 3
     names = {path.name for path in (tmp_path / "joint").iterdir()}
     assert {f"{run}_profiles.png", f"{run}_volume.png", f"{run}.png", "parity.png", "report.html"} <= names

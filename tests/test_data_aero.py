@@ -70,6 +70,9 @@ def test_ahmed_volume_is_read_from_gzip():
     assert len(v["position"]) == len(v["sdf"]) == 223_828 and v["velocity"].shape == (223_828, 3)
     assert v["position"].min(0) == pytest.approx([-2.99, -1.18, 0.01], abs=0.05)
     assert 0 < v["sdf"].min() < 1e-3 and np.abs(v["velocity"]).max() < 100
+    assert v["volume"].min() > 0 and v["volume"].sum() == pytest.approx(
+        30.889 - 0.1107, abs=1e-3
+    )  # the box, less the body
     assert set(run.attrs["sources"]) == {"body.vtp", "body.stl", "internal.vtu.gz", "params.json", "coefficient.dat.gz"}
 
 
@@ -241,7 +244,14 @@ def test_blocks_and_parts_of_a_volume_are_the_whole(tmp_path):
     for part, piece in zip(parts, (data[:5000], data[5000:60001], data[60001:])):
         part.write_bytes(piece)
     assert drivaerml.volume_files(tmp_path, 1) == parts
-    whole = volume_arrays(body.volume, body.volume_velocity, body.volume_pressure, corners, file="body")
+    whole = volume_arrays(
+        body.volume,
+        body.volume_velocity,
+        body.volume_pressure,
+        corners,
+        file="body",
+        types=np.full(len(body.volume), 12),
+    )
     found = VolumeCells(parts, OPENFOAM, corners, block=333).arrays()
     assert set(found) == set(whole)
     for name, values in whole.items():

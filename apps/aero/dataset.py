@@ -14,18 +14,19 @@ from core import InputError
 
 @dataclass(frozen=True)
 class Kind:
-    """A cloud of points: what it is placed by, and its fields, a scalar and a vector that grows with U^power."""
+    """A cloud of points: what it is placed by, its fields, a scalar and a vector that grows with U^power, and the
+    measure of the cell that a point stands for, m2 or m3."""
 
     features: int
     place: tuple
     fields: tuple
     power: int
-    more: tuple = ()
+    measure: str
 
     @property
     def arrays(self):
         """Arrays of the archive that judging needs."""
-        return (*self.place, *self.fields, *self.more)
+        return (*self.place, *self.fields, self.measure)
 
     @property
     def columns(self):
@@ -34,8 +35,8 @@ class Kind:
 
 
 KINDS = {
-    "surface": Kind(6, ("position", "normal"), ("pressure", "shear"), 2, ("area",)),
-    "volume": Kind(7, ("position", "direction", "sdf"), ("pressure", "velocity"), 1),
+    "surface": Kind(6, ("position", "normal"), ("pressure", "shear"), 2, "area"),
+    "volume": Kind(7, ("position", "direction", "sdf"), ("pressure", "velocity"), 1, "volume"),
 }
 COLUMNS = KINDS["surface"].columns
 
@@ -124,7 +125,7 @@ class Points:
     """A data.reader.Reader of model arrays of the surface or the volume of runs, as the scaling is; sample: run id.
 
     features (n, 6 or 7), targets (n, 4), weight (n,): 1 for rows to learn from, 0 for those that the archive holds
-    back, and of surfaces area (n,) m2.
+    back, and area (n,) m2 or volume (n,) m3 of the cells.
 
     reader: AeroReader. start, count: the range of rows, closed to a ring; all rows of a run where count is None.
     """
@@ -141,9 +142,11 @@ class Points:
     def shape(self, sample, name):
         """Global shape; reads metadata only."""
         rows = rows_of(self.reader, sample, self.scaling.kind) if self.count is None else self.count
-        return {"features": (rows, self.scaling.columns), "targets": (rows, 4), "weight": (rows,), "area": (rows,)}[
-            name
-        ]
+        return (
+            (rows, {"features": self.scaling.columns, "targets": 4}[name])
+            if name in ("features", "targets")
+            else (rows,)
+        )
 
     def read(self, sample, name, index):
         """Values of ``index``, fp64."""
@@ -154,8 +157,8 @@ class Points:
         if name == "targets":
             U = self.reader.run_attrs(sample)["U"]
             return self.scaling.targets(*(self.rows(sample, part, first, last) for part in self.kind.fields), U)
-        if name == "area":
-            return self.rows(sample, "area", first, last)
+        if name == self.kind.measure:
+            return self.rows(sample, name, first, last)
         return 1.0 - self.held_out(sample, first, last)
 
     def held_out(self, sample, first, last):

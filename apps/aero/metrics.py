@@ -1,8 +1,8 @@
 """Scores of predicted surfaces: additive sums of each case, then relative errors and coefficients.
 
 Relative L2 is of the vector difference, sqrt(sum a |y' - y|^2 / sum a |y|^2), once with a = 1 (as papers report) and
-once with a = the cell's area; never of magnitudes, for which opposite vectors agree. Absolute errors are means of
-|y' - y|, in m2/s2. Coefficients come from all cells of a body, the true ones from its true fields on the same cells.
+once with a = the cell's area or volume; never of magnitudes, for which opposite vectors agree. Absolute errors are
+means of |y' - y|. Coefficients come from all cells of a body, the true ones from its true fields on the same cells.
 """
 
 import torch
@@ -15,9 +15,7 @@ COEFFICIENTS = ("Cd", "Cl", "Cs", "CmPitch", "Clf", "Clr")
 COMPONENTS = ("pressure", "shear_x", "shear_y", "shear_z")
 COUNT = 1e-3  # a drag count as the car industry has it
 SHAPES = {"square": (2, 4), "truth": (2, 4), "absolute": (2, 2), "weight": (2,), "forces": (2, 4, 3), "loss": ()}
-
-
-VOLUME = {"square": (4,), "truth": (4,), "absolute": (2,), "weight": (), "loss": ()}
+VOLUME = {name: shape for name, shape in SHAPES.items() if name != "forces"}
 
 
 def empty_sums(cases, kind="surface"):
@@ -34,20 +32,28 @@ def case_sums(predicted, fields, weight, attrs, field_std):
     loss measures errors in. First dims: equal weights, by area; then components, of ``absolute`` pressure and shear;
     of ``forces`` predicted and true.
     """
-    true = _true(fields)
-    weights = torch.stack([weight, weight * fields["area"]])
-    error = predicted - true
-    size = torch.stack([error[:, columns].norm(dim=1) for columns in COLUMNS.values()], dim=1)
     geometry = [fields[name] for name in ("position", "normal", "area")]
     forces = [
-        force_sums(*geometry, y[:, 0], y[:, 1:], rho=attrs["rho"], center=attrs["center"]) for y in (predicted, true)
+        force_sums(*geometry, y[:, 0], y[:, 1:], rho=attrs["rho"], center=attrs["center"])
+        for y in (predicted, _true(fields))
     ]
+    return _field_sums(predicted, fields, "area", weight, field_std) | {"forces": torch.stack(forces)}
+
+
+def volume_sums(predicted, fields, weight, field_std):
+    """As ``case_sums``, of the pressure and velocity of a volume: cells alike, then by volume; shapes of ``VOLUME``."""
+    return _field_sums(predicted, fields, "volume", weight, field_std)
+
+
+def _field_sums(predicted, fields, measure, weight, field_std):
+    error = predicted - _true(fields)
+    weights = torch.stack([weight, weight * fields[measure]])
+    size = torch.stack([error[:, columns].norm(dim=1) for columns in COLUMNS.values()], dim=1)
     return {
         "square": weights @ error.square(),
-        "truth": weights @ true.square(),
+        "truth": weights @ _true(fields).square(),
         "absolute": weights @ size,
         "weight": weights.sum(1),
-        "forces": torch.stack(forces),
         "loss": (weight[:, None] * (error / error.new_tensor(field_std)) ** 2).mean(1).sum(),
     }
 
@@ -63,20 +69,6 @@ def _true(fields):
     return torch.cat([fields["pressure"][:, None], vector], dim=1)
 
 
-def volume_sums(predicted, fields, weight, field_std):
-    """As ``case_sums``, of the pressure and the velocity of a volume: cells counted alike, shapes of ``VOLUME``."""
-    true = _true(fields)
-    error = predicted - true
-    size = torch.stack([error[:, columns].norm(dim=1) for columns in COLUMNS.values()], dim=1)
-    return {
-        "square": weight @ error.square(),
-        "truth": weight @ true.square(),
-        "absolute": weight @ size,
-        "weight": weight.sum(),
-        "loss": (weight[:, None] * (error / error.new_tensor(field_std)) ** 2).mean(1).sum(),
-    }
-
-
 def scores(kind, sums, attrs, largest):
     """``case_scores`` of a surface, ``volume_scores`` of a volume."""
     return case_scores(sums, attrs, largest) if kind == "surface" else volume_scores(sums, largest)
@@ -84,14 +76,8 @@ def scores(kind, sums, attrs, largest):
 
 def volume_scores(sums, largest):
     """Scores of the volume of one case: ``velocity`` m/s and ``volume_pressure`` m2/s2, as of ``case_scores``."""
-    out = {"loss": (sums["loss"] / sums["weight"]).item()}
-    for number, (name, columns) in enumerate(zip(("volume_pressure", "velocity"), COLUMNS.values())):
-        out[f"{name}_l2"] = (sums["square"][columns].sum() / sums["truth"][columns].sum()).sqrt().item()
-        out[f"{name}_mae"] = (sums["absolute"][number] / sums["weight"]).item()
-        out[f"{name}_largest"] = largest[number].item()
-    for number, axis in enumerate("xyz", 1):
-        out[f"velocity_{axis}_l2"] = (sums["square"][number] / sums["truth"][number].clamp(min=1e-300)).sqrt().item()
-    return out
+    names = ("volume_pressure", "velocity_x", "velocity_y", "velocity_z")
+    return _field_scores(sums, largest, ("volume_pressure", "velocity"), names, "volume")
 
 
 def case_scores(sums, attrs, largest=None):
@@ -101,17 +87,22 @@ def case_scores(sums, attrs, largest=None):
     ``case_largest``. Coefficients use the run's own reference; where the run has the constant one too, those of
     ``COEFFICIENTS`` also stand with _constant at their end.
     """
+    return _field_scores(sums, largest, COLUMNS, COMPONENTS, "area") | _judged(sums["forces"], attrs)
+
+
+def _field_scores(sums, largest, fields, components, measure):
+    """Relative L2 and mean errors of two ``fields`` and four ``components``, equal weights and by ``measure``."""
     weight, scores = sums["weight"], {"loss": (sums["loss"] / sums["weight"][0]).item()}
-    for number, (name, columns) in enumerate(COLUMNS.items()):
+    for number, (name, columns) in enumerate(zip(fields, COLUMNS.values())):
         l2 = (sums["square"][:, columns].sum(1) / sums["truth"][:, columns].sum(1)).sqrt()
-        scores[f"{name}_l2"], scores[f"{name}_l2_area"] = l2.tolist()
-        scores[f"{name}_mae"], scores[f"{name}_mae_area"] = (sums["absolute"][:, number] / weight).tolist()
+        scores[f"{name}_l2"], scores[f"{name}_l2_{measure}"] = l2.tolist()
+        scores[f"{name}_mae"], scores[f"{name}_mae_{measure}"] = (sums["absolute"][:, number] / weight).tolist()
         if largest is not None:
             scores[f"{name}_largest"] = largest[number].item()
-    for number, name in list(enumerate(COMPONENTS))[1:]:
+    for number, name in list(enumerate(components))[1:]:
         l2 = (sums["square"][:, number] / sums["truth"][:, number].clamp(min=1e-300)).sqrt()
-        scores[f"{name}_l2"], scores[f"{name}_l2_area"] = l2.tolist()
-    return scores | _judged(sums["forces"], attrs)
+        scores[f"{name}_l2"], scores[f"{name}_l2_{measure}"] = l2.tolist()
+    return scores
 
 
 def _judged(forces, attrs):

@@ -50,11 +50,12 @@ def _fields(results):
     for name in (name for name in (*names, *(f"velocity_{axis}" for axis in "xyz")) if f"{name}_l2" in s):
         l2 = f"{name}_l2"
         row = [name, _percent(s[l2]), _range(low.get(l2), _percent), _percent(s[f"{l2}_std"]), _percent(s[f"{l2}_max"])]
-        row += [_percent(s.get(f"{l2}_area")), _percent(s.get(f"{l2}_area_max"))]
+        by = "area" if f"{l2}_area" in s else "volume"
+        row += [_percent(s[f"{l2}_{by}"]), _percent(s[f"{l2}_{by}_max"])]
         row += [_number(s.get(f"{name}_mae")), _number(s.get(f"{name}_largest_max"))]
         row += [_percent(_baseline(results, key).get(l2)) for key in ("nearest_shape", "mean_field")]
         rows.append(row)
-    heads = ["relative L2", "mean", "95 % interval", "std", "worst run", "by area", "worst by area"]
+    heads = ["relative L2", "mean", "95 % interval", "std", "worst run", "by area or volume", "worst run"]
     heads += ["mean |error|", "largest error", "nearest shape", "mean field"]
     return _table("Fields: model, and what it has to beat", heads, rows)
 
@@ -91,7 +92,8 @@ def _pairs(results):
 
 def _runs(runs):
     first = next(iter(runs.values()))
-    fields = ["pressure_l2", "pressure_l2_area", "shear_l2", "shear_l2_area", "volume_pressure_l2", "velocity_l2"]
+    surface = ["pressure_l2", "pressure_l2_area", "shear_l2", "shear_l2_area"]
+    fields = [*surface, "volume_pressure_l2", "velocity_l2", "velocity_l2_volume"]
     numbers = [f"{name}{kind}" for name in ("Cd", "Cl", "CmPitch") for kind in ("", "_true")] + ["Cd_stated"]
     fields, numbers = ([name for name in names if name in first] for names in (fields, numbers))
     rows = [

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
 from apps.aero import metrics
-from apps.aero.dataset import Points, Scaling
+from apps.aero.dataset import KINDS, Points, Scaling
 from apps.aero.model import ModelConfig, Transolver
 from apps.agree import together
 from apps.loop import check_kind
@@ -67,12 +67,12 @@ class Cells:
     def whole(self, rows=None):
         """Arrays of the run on every rank, numpy: ``predicted`` and those of the archive.
 
-        rows: take the first rows only, a fair sample of the run, whose areas are scaled up to stand for the whole.
+        rows: take the first rows only, a fair sample of the run, whose areas or volumes are scaled up to stand for the
+        whole.
         """
         arrays = {"predicted": self.predicted, **self.fields}
         found = {name: self._gather(values, rows) for name, values in arrays.items()}
-        if "area" in found:
-            found["area"] *= self.spec.shape[0] / len(found["area"])
+        found[KINDS[self.kind].measure] *= self.spec.shape[0] / len(found["predicted"])
         return found
 
     def _gather(self, values, rows):

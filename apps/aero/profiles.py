@@ -1,7 +1,7 @@
 """Curves that aerodynamicists compare: Cp along the centreline of a body, and the velocity in its wake.
 
 A curve is made of means in bins, of sums that add up over ranks: Cp of the cells of a narrow strip around the middle
-plane, by area, upper and lower side apart; u / U on vertical lines in the middle plane behind the body.
+plane, by area, upper and lower side apart; u / U, by volume, on vertical lines in the middle plane behind the body.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ def wake(cells, body, domain):
         x = float(high[0] + share * length)
         near = (position[:, 0] - x).abs() <= REACH * length
         near &= (position[:, 1] - (low[1] + high[1]) / 2).abs() <= REACH * length
-        lines.append({"x": x, **_curves(values, (near & inside).double(), bins, domain)})
+        lines.append({"x": x, **_curves(values, cells.fields["volume"] * (near & inside), bins, domain)})
     return {"z": _middles(bottom, top), "lines": lines, "r2": _agreement(lines)}
 
 

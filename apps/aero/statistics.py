@@ -75,7 +75,8 @@ def confidence(cases):
         return [case[key] for case in cases.values()]
 
     first = next(iter(cases.values()))
-    means = ("pressure_l2", "pressure_l2_area", "shear_l2", "shear_l2_area", "volume_pressure_l2", "velocity_l2")
+    surface = ("pressure_l2", "pressure_l2_area", "shear_l2", "shear_l2_area")
+    means = (*surface, "volume_pressure_l2", "volume_pressure_l2_volume", "velocity_l2", "velocity_l2_volume")
     out = {key: interval(mean, column(key)) for key in means if key in first}
     if "Cd" not in first:
         return out

@@ -3,7 +3,8 @@
     runs/<run_id>/surface   position (n, 3) m, normal (n, 3) unit outward, area (n,) m2, pressure (n,) m2/s2,
                             shear (n, 3) m2/s2 (OpenFOAM sign), cell_id (n,) row of the source file, heldout (n,) bool
     runs/<run_id>/volume    position (n, 3) m, velocity (n, 3) m/s, pressure (n,) m2/s2, sdf (n,) m signed distance to
-                            the surface, direction (n, 3) unit, along which it grows, cell_id (n,), heldout (n,)
+                            the surface, direction (n, 3) unit, along which it grows, volume (n,) m3, cell_id (n,),
+                            heldout (n,)
 
 The volume is there where it was asked for, ``heldout`` only in archives that hold cells of one run back. docs/data_aero
 says all of it; data.aero.writing writes it. This module imports zarr and numpy alone: training needs nothing else.

@@ -3,6 +3,7 @@
 import numpy as np
 
 from core.errors import InputError
+from data.aero.cell_volumes import cell_volumes
 from data.aero.distance import NearestSurface
 from data.aero.geometry import area_vectors, signed_volume, vertex_mean
 
@@ -49,8 +50,9 @@ def surface_arrays(mesh, pressure, shear, *, file):
     return arrays, dict(winding="outward" if volume > 0 else "inward", open_share=open_share)
 
 
-def volume_arrays(mesh, velocity, pressure, corners, *, file):
-    """Arrays of the volume group: cell centres (mean of the vertices), flow, and the nearest of triangles ``corners``.
+def volume_arrays(mesh, velocity, pressure, corners, *, file, types):
+    """Arrays of the volume group: cell centres (mean of the vertices), their volumes, flow, and the nearest of
+    triangles ``corners``; types (n,): VTK's, of the cells of ``mesh``.
 
     data.aero.volume does the same block by block for files."""
     check_values(velocity, (len(mesh), 3), file, "velocity")
@@ -63,6 +65,7 @@ def volume_arrays(mesh, velocity, pressure, corners, *, file):
         pressure=pressure,
         sdf=sdf,
         direction=direction,
+        volume=cell_volumes(mesh, types),
         cell_id=np.arange(len(mesh), dtype=np.int64),
     )
 
@@ -79,12 +82,12 @@ def check_values(values, shape, file, variable, first=0):
     refuse_not_finite(values, file, variable, first)
 
 
-def refuse_not_finite(values, file, variable, first=0):
-    """InputError naming the first cell, counted from ``first``, whose values are not finite."""
+def refuse_not_finite(values, file, variable, first=0, rows="cells"):
+    """InputError naming the first cell, counted from ``first``, whose values are not finite; rows: what they are."""
     bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if len(bad):
         raise InputError(
-            f"{len(bad)} cells are not finite, the first is cell {bad[0] + first}",
+            f"{len(bad)} {rows} are not finite, the first is {rows[:-1]} {bad[0] + first}",
             file=file,
             variable=variable,
             remedy="Export a converged field, or leave this run out",

@@ -234,7 +234,12 @@ def synthetic_run(seed, number, cells=4000, volume=False):
     if volume:
         corners = triangles(body.mesh).astype(np.float32)
         arrays = volume_arrays(
-            body.volume, body.volume_velocity, body.volume_pressure, corners, file=f"synthetic body {number}"
+            body.volume,
+            body.volume_velocity,
+            body.volume_pressure,
+            corners,
+            file=f"synthetic body {number}",
+            types=np.full(len(body.volume), 12),
         )
     return Run(f"run_{number}", surface, arrays, truth(body.shape) | facts | {"sources": {}})
 

@@ -1,7 +1,6 @@
-"""Volume cells in blocks: centres, flow and distances of a few hundred thousand cells at a time.
+"""Volume cells in blocks: centres, volumes, flow and distances of a few hundred thousand cells at a time.
 
-Only the points of the mesh stay in memory (12 bytes each, 2 GB for a DrivAerML run); incidence and fields are read by
-ranges of cells and forgotten.
+Points, incidence and fields are read by ranges of cells and forgotten, so memory does not grow with the mesh.
 """
 
 import gzip
@@ -16,11 +15,10 @@ import numpy as np
 from core.errors import InputError
 from data.aero.cells import check_values
 from data.aero.distance import NearestSurface
-from data.aero.geometry import Polygons, vertex_mean
 from data.aero.vtu import VtuFile
+from data.aero.vtu_cells import BLOCK, VtuCells
 
-BLOCK = 1 << 18
-NAMES = ("position", "velocity", "pressure", "sdf", "direction", "cell_id")
+NAMES = ("position", "velocity", "pressure", "sdf", "direction", "volume", "cell_id")
 
 
 @dataclass
@@ -37,19 +35,19 @@ class VolumeCells:
     block: int = BLOCK
 
     def blocks(self):
-        """Dicts of position (n, 3) m, velocity (n, 3) m/s, pressure (n,) m2/s2, sdf (n,) m, direction (n, 3), cell_id.
+        """Dicts of position (n, 3) m, velocity (n, 3) m/s, pressure (n,) m2/s2, sdf (n,) m, direction (n, 3), volume
+        (n,) m3, cell_id.
 
-        Raises InputError for arrays that are missing or only on points, values that are not finite, and cells of points
-        that do not exist.
+        Raises InputError for arrays that are missing or only on points, values that are not finite, and as of VtuCells.
         """
         with _plain(self.paths) as paths:
             file = VtuFile(paths)
             for name in self._wanted():
                 self._check(file, name)
-            surface, points = NearestSurface(self.corners), _points(file)
+            surface, cells = NearestSurface(self.corners), VtuCells(file)
             for first in range(0, file.cells, self.block):
                 last = min(first + self.block, file.cells)
-                yield self._block(file, surface, points, first, last)
+                yield self._block(file, surface, cells, first, last)
 
     def arrays(self):
         """All blocks as one dict."""
@@ -69,30 +67,14 @@ class VolumeCells:
                 remedy="Export cell data, or name the array with --pressure, --velocity",
             )
 
-    def _block(self, file, surface, points, first, last):
+    def _block(self, file, surface, cells, first, last):
         velocity, pressure = (file.read("CellData", name, first, last) for name in self._wanted())
         check_values(velocity, (last - first, 3), self.paths[0], self.names["velocity"], first)
         check_values(pressure, (last - first,), self.paths[0], self.names["pressure"], first)
-        before = int(file.read("Cells", "offsets", first - 1, first)[0]) if first else 0
-        offsets = np.append(before, file.read("Cells", "offsets", first, last)).astype(np.int64)
-        if not np.all(np.diff(offsets) > 0):
-            raise InputError("cells without points", file=self.paths[0], variable="offsets", remedy="Export it again")
-        connectivity = file.read("Cells", "connectivity", before, int(offsets[-1]))
-        if connectivity.min() < 0 or connectivity.max() >= len(points):
-            raise InputError("cells name points that do not exist", file=self.paths[0], remedy="Fetch the file again")
-        position = vertex_mean(Polygons(points, connectivity, offsets - before))
+        position = cells.centers(first, last)
         sdf, direction = surface.query(position)
-        found = position, velocity, pressure, sdf, direction, np.arange(first, last, dtype=np.int64)
-        return dict(zip(NAMES, found))
-
-
-def _points(file):
-    """All points of the mesh, float32, filled a range at a time."""
-    found = np.empty((file.points, 3), np.float32)
-    for first in range(0, file.points, BLOCK):
-        last = min(first + BLOCK, file.points)
-        found[first:last] = file.read("Points", file.names("Points")[0], first, last)
-    return found
+        found = position, velocity, pressure, sdf, direction, cells.volumes(first, last)
+        return dict(zip(NAMES, (*found, np.arange(first, last, dtype=np.int64))))
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 The XML is walked from tag to tag; data is jumped over by its stated length. Reads inline base64 and appended data, raw
 or base64, plain or in compressed blocks (zlib, lz4, lzma), with headers of 32 or 64 bits, in either order of bytes,
-and a file that comes in parts. Source: VTK's description of its XML file formats.
+and a file that comes in parts; also numbers as text (ASCII), which are held in memory whole. Source: VTK's description
+of its XML file formats.
 """
 
 import base64
@@ -59,11 +60,9 @@ class VtuFile:
         array = self.arrays.get((section, name))
         if array is None:
             raise self._error(f"no such array in {section}; there are {' '.join(self.names(section))}", name)
-        if array.ascii:
-            raise self._error("is written as text, which has no ranges of rows", name, "Export it as binary data")
         width = array.dtype.itemsize * array.components
         if (section, name) not in self._loaded:
-            self._loaded[section, name] = _Payload(self, array)
+            self._loaded[section, name] = _Text(self, array) if array.ascii else _Payload(self, array)
         payload = self._loaded[section, name]
         if last * width > payload.size:
             raise self._error(f"{payload.size // width} rows where row {last} is wanted", name)
@@ -141,6 +140,28 @@ class VtuFile:
             if text[:1] not in "/?!":
                 return text.split()[0].rstrip("/"), dict(_ATTRIBUTE.findall(text)), at
         return None
+
+
+class _Text:
+    """An array that is written as numbers in text: read whole, as text has no ranges of rows."""
+
+    def __init__(self, file, array):
+        pieces, at = [], array.start
+        while not pieces or b"<" not in pieces[-1]:
+            pieces.append(file.bytes.read(at, WINDOW))
+            at += len(pieces[-1])
+        text = b"".join(pieces).partition(b"<")[0].decode("ascii", "replace").split()
+        try:
+            self.values = (
+                np.array(text, np.float64 if array.dtype.kind == "f" else np.int64).astype(array.dtype).tobytes()
+            )
+        except ValueError as error:
+            raise file._error(f"is no text of numbers ({error})", array.name) from None
+        self.size = len(self.values)
+
+    def read(self, first, last):
+        """Bytes first ... last of the values."""
+        return self.values[first:last]
 
 
 class _Payload:

@@ -24,7 +24,7 @@ CHUNK_ROWS = 65536
 STATISTICS = {"surface": ("position", "pressure", "shear"), "volume": ("position", "velocity", "pressure", "sdf")}
 REQUIRED = {
     "surface": ("position", "normal", "area", "pressure", "shear", "cell_id"),
-    "volume": ("position", "velocity", "pressure", "sdf", "direction", "cell_id"),
+    "volume": ("position", "velocity", "pressure", "sdf", "direction", "volume", "cell_id"),
 }
 
 
