@@ -32,11 +32,7 @@ def parallelize(module, mesh, *, fsdp=False, blocks=()):
     Raises:
         ShardingError: a module that is wrapped already.
     """
-    for part in module.modules():
-        if isinstance(part, (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)):
-            raise ShardingError(
-                f"{type(part).__name__} is wrapped already", op="parallelize", remedy="Give the module itself."
-            )
+    _must_be_bare(module, "parallelize")
     sync_module_over_mesh(module, mesh)
     data = mesh["ddp"]
     spatial = {name: p for name, p in module.named_parameters() if isinstance(p, ShardTensor)}
@@ -55,6 +51,12 @@ def parallelize(module, mesh, *, fsdp=False, blocks=()):
     ddp_ignores(module, list(spatial))
     device = [torch.cuda.current_device()] if mesh.device_type == "cuda" else None
     return DistributedDataParallel(module, device_ids=device, process_group=data.get_group())
+
+
+def _must_be_bare(module, op):
+    for part in module.modules():
+        if isinstance(part, (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)):
+            raise ShardingError(f"{type(part).__name__} is wrapped already", op=op, remedy="Give the module itself.")
 
 
 def _mean_over(group):
@@ -140,8 +142,9 @@ def shard_spatial_params_(module, mesh, placements, sizes=None):
         sizes: name -> dict axis -> extents of all ranks; torch.chunk's where there is none.
 
     Raises:
-        ShardingError: no parameter of that name.
+        ShardingError: no parameter of that name, or a module that is wrapped already.
     """
+    _must_be_bare(module, "shard_spatial_params_")
     sizes, names = sizes or {}, dict(module.named_parameters(remove_duplicate=False))
     for name, cut in placements.items():
         if name not in names:

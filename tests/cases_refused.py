@@ -1,6 +1,7 @@
 """Calls that cannot be: the same error on every rank, and nothing is sent."""
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from cases import refuse
 
@@ -32,3 +33,27 @@ refuse("shape of a view", lambda x: x.view(-1, 5))
 refuse("lengths of a split", lambda x: x.split([2, 3], 1))
 refuse("expansion of seven rows", lambda x: x.expand(2, 14, 8, 2, 4))
 refuse("probability", lambda x: F.dropout(x, 1.5))
+
+
+# -- a person's own messages ------------------------------------------------------------------------------------------
+def _parts(x):
+    return [torch.empty(x.shape, dtype=x.dtype) for _ in range(4)]
+
+
+def _from_first(x):
+    return _parts(x) if dist.get_rank() == 0 else None
+
+
+refuse("broadcast", lambda x: dist.broadcast(x, 0))
+refuse("all_reduce", dist.all_reduce)
+refuse("reduce", lambda x: dist.reduce(x, 0))
+refuse("all_gather", lambda x: dist.all_gather(_parts(x), x))
+refuse("all_gather_into_tensor", lambda x: dist.all_gather_into_tensor(torch.cat(_parts(x)), x))
+refuse("reduce_scatter", lambda x: dist.reduce_scatter(x, _parts(x)))
+refuse("reduce_scatter_tensor", lambda x: dist.reduce_scatter_tensor(x, torch.cat(_parts(x))))
+refuse("gather", lambda x: dist.gather(x, _from_first(x), 0))
+refuse("scatter", lambda x: dist.scatter(x, _from_first(x), 0))
+refuse("all_to_all", lambda x: dist.all_to_all(_parts(x), [x] * 4))
+refuse("all_to_all_single", lambda x: dist.all_to_all_single(torch.cat(_parts(x)), x))
+refuse("send", lambda x: dist.send(x, (dist.get_rank() + 1) % 4))
+refuse("recv", lambda x: dist.recv(x, (dist.get_rank() + 1) % 4))

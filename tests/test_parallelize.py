@@ -217,8 +217,15 @@ def refuses(meshes):
         lambda m: FullyShardedDataParallel(m, process_group=group, device_id=torch.device("cpu")),
         lambda m: parallelize(m, mesh, fsdp=True),
     ):
+        model = wrap(made())
         with pytest.raises(ShardingError, match="wrapped already"):
-            parallelize(wrap(made()), mesh)
+            parallelize(model, mesh)
+        with pytest.raises(ShardingError, match="wrapped already"):
+            shard_spatial_params_(model, mesh["domain"], {"position": [Shard(1)]})
+    cut = made()
+    shard_spatial_params_(cut, mesh["domain"], {"position": [Shard(1)]})
+    with pytest.raises(ShardingError, match="Let core.parallelize.parallelize wrap the module"):
+        DistributedDataParallel(cut, process_group=group)
     with pytest.raises(ShardingError, match="There are: position, blocks.0.norm.weight"):
         shard_spatial_params_(made(), mesh["domain"], {"positions": [Shard(1)]})
     tied = made()

@@ -1,4 +1,5 @@
-"""Questions that have one answer for the whole tensor, alike on every rank; those about memory are refused."""
+"""Questions that have one answer for the whole tensor, alike on every rank; those about memory are refused, and so are
+messages that a person sends of their own."""
 
 import torch
 
@@ -54,4 +55,19 @@ def memory(func, x, *args, **kwargs):
         op=func.__name__,
         operands=[x],
         remedy="Call it on .to_local().",
+    )
+
+
+_MESSAGES = (
+    "broadcast_ allreduce_ reduce_ allgather_ _allgather_base_ reduce_scatter_ _reduce_scatter_base_ gather_ scatter_"
+    " alltoall_ alltoall_base_ send recv_"
+)
+
+
+@op(*(getattr(torch.ops.c10d, name) for name in _MESSAGES.split()))
+def message(func, *args, **kwargs):
+    raise MissingShardPatch(
+        "sends a tensor whose parts lie on many ranks, as DDP does with a module's parameters",
+        op=str(func),
+        remedy="Let core.parallelize.parallelize wrap the module; send .to_local() or .full_tensor().",
     )
