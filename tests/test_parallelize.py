@@ -1,6 +1,7 @@
 """A model on ddp x domain, however it is wrapped, has the gradients of one process, and its replicas stay equal."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -89,18 +90,20 @@ SIZES = {1: (7,), 2: (5, 2), 4: (3, 0, 3, 1)}
 
 
 def wrapped(meshes, shape, fsdp, spatial, checkpointed):
-    """Gradients of two accumulated steps, and the weights after clipping and AdamW."""
+    """Gradients of two accumulated steps, and the weights after clipping and AdamW, fused or foreach. A weight lies
+    turned round in memory, as FSDP2 does not take it."""
     mesh = init_device_mesh("cpu", SHAPES[shape], mesh_dim_names=("ddp", "domain"))
     domain, groups, group = mesh["domain"], mesh["ddp"].size(), mesh["ddp"].get_local_rank()
     model = made(checkpointed)
     if spatial:  # cut as torch.chunk does, where the activations are cut otherwise
         shard_spatial_params_(model, domain, {"position": [Shard(1)]})
+    model.conv.weight.data = model.conv.weight.data.mT.contiguous().mT
     model = parallelize(model, mesh, fsdp=fsdp, blocks=model.blocks)
     for step in range(2):
         x = scatter_tensor(batch(group, step), None, domain, [Shard(1)], sizes={0: SIZES[domain.size()]})
         loss_of(model(x)).backward()
     agree(model, reference(groups, 2), lambda p: p.grad)
-    make = lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True)  # noqa: E731
+    make = partial(torch.optim.AdamW, lr=0.1, **{"fused" if checkpointed else "foreach": True})
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     make(param_groups(model)).step()
     agree(model, reference(groups, 2, make, clip=0.1), lambda p: p.detach())
@@ -184,7 +187,11 @@ def stay_equal(meshes, steps):
     mesh = meshes["ddp x domain"]
     torch.manual_seed(torch.distributed.get_rank())  # parallelize makes them equal
     model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.BatchNorm1d(3), nn.GELU(), nn.Conv1d(3, 1, 1))
+    model[1].running_mean += torch.distributed.get_rank()
+    with pytest.raises(ShardingError, match="0.weight differs"):
+        verify_replicas(model, mesh)
     model = parallelize(model, mesh)
+    assert not unwrapped(model)[1].running_mean.any()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(steps):
         g = torch.Generator().manual_seed(2 * step + mesh["ddp"].get_local_rank())
