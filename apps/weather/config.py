@@ -18,9 +18,11 @@ from apps.weather.policy import KINDS as POLICIES
 from apps.weather.policy import Policy
 from apps.weather.positions import KINDS
 from core import InputError
+from data.weather.channels import CHANNELS
 
 PARTS = ("joint", "satellite", "radar")
-RADAR = ("refc", "refb", "rain", "glm")  # what the radar model forecasts; the rest of an archive is the satellite's
+RADAR = ("refc", "refb", "rain", "glm")  # what the radar model forecasts; what else was observed is the satellite's
+MODEL = frozenset(name for name, channel in CHANNELS.items() if channel.model)  # is forecast by none of ours
 
 SMALL = dict(
     patch=4, heads=4, fine=32, positions="waves", qk_norm=False, gaps="inputs",
@@ -69,6 +71,10 @@ class TrainConfig(LoopConfig):
                        choices=PARTS)  # fmt: skip
     channels: tuple[str, ...] | None = option(None, "channels to learn and forecast; left out: those of --part")
     told: tuple[str, ...] | None = option(None, "channels to be told of only; left out: for radar the bands, else none")
+    background: tuple[str, ...] | None = option(None, "fields of a weather model to be told of, as far as they were "
+                                                "known; left out: all of the archive; none: none")  # fmt: skip
+    ages: int = option(5, "steps for which such fields may have been known in a sample, drawn for each from 0 on; "
+                       "forecasts go as many steps on what was known at their start")  # fmt: skip
     columns: int = option(1, "of the --domain ranks, how many stand side by side: the grid is then cut both ways")
     missing: str = option("mask", "frames with little observed: masked, samples with them rejected, or all refused",
                           choices=POLICIES)  # fmt: skip
@@ -121,14 +127,25 @@ class TrainConfig(LoopConfig):
         Raises:
             InputError: no channel to forecast, or one that is told and forecast.
         """
-        radar, bands = ([c for c in available if (c in RADAR) == kind] for kind in (True, False))
-        state = self.channels or {"joint": available, "satellite": bands, "radar": radar}[self.part]
+        seen = [c for c in available if c not in MODEL]
+        radar, bands = ([c for c in seen if (c in RADAR) == kind] for kind in (True, False))
+        state = self.channels or {"joint": seen, "satellite": bands, "radar": radar}[self.part]
         told = self.told if self.told is not None else bands if self.part == "radar" else ()
         told = tuple(c for c in told if self.told is not None or c not in state)
-        if not state or set(told) & set(state):
+        if not state or set(told) & set(state) or MODEL & {*told, *state}:
             raise InputError(f"--part {self.part} forecasts {', '.join(state) or 'nothing'} of {', '.join(available)}",
                              remedy="Name others with --channels and --told")  # fmt: skip
         return told, tuple(state)
+
+    def model_fields(self, available):
+        """Fields of a weather model that condition the forecast, of the channels of an archive."""
+        if self.background is None:
+            return tuple(c for c in available if c in MODEL)
+        wanted = tuple(c for c in self.background if c != "none")
+        if not MODEL.issuperset(wanted):
+            raise InputError(f"--background {' '.join(wanted)} names no fields of a weather model",
+                             remedy=f"Choose of {', '.join(sorted(MODEL))}")  # fmt: skip
+        return wanted
 
     def model(self, channels, conditions, seen=0, shape=(0, 0)):
         """Sizes of the denoiser of so many channels; seen: channels of a frame of its history; shape: of the grid."""

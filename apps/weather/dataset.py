@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import Shard
 
+from apps.weather.background import Background
 from apps.weather.baselines import Observed, persistence
 from apps.weather.facts import SKY, Facts, per_channel
 from apps.weather.policy import MASK
@@ -84,7 +85,8 @@ class Frames:
         self.reader, self.facts, self.mesh, self.split, self.dtype = reader, facts, mesh, split, dtype
         self.policy = policy
         self.sizes = {axis: row_sizes(facts.shape[axis], patch, mesh.size(axis)) for axis in range(mesh.ndim)}
-        self.at = [reader.channels.index(name) for name in facts.channels]
+        self.at = [reader.channels.index(name) for name in (*facts.channels, *facts.background)]
+        self.model = Background(reader, facts.step) if facts.background else None
         self.latitude, self.longitude = (self._map(name) for name in ("latitude", "longitude"))
         self._frames, self._skies = _Kept(facts.history + 2), _Kept(facts.history + 2)
         self._ahead = Prefetcher(reader)
@@ -130,7 +132,23 @@ class Frames:
 
     def observed(self, index) -> Observed:
         """One frame, values in standard deviations (1, channel, y, x); kept for a while."""
+        frame, count = self._both(index), len(self.facts.channels)
+        return Observed(*(part[:, :count] for part in frame)) if self.model else frame
+
+    def _both(self, index):
+        """What was observed, and behind it what the weather model says."""
         return self._frames.of(index, lambda: self._read(str(index)))
+
+    def background(self, index, lead=0, names=None):
+        """What a weather model says of the frame after ``lead`` others behind ``index``, as far as it was known at
+        ``index``, a list of (1, 1, y, x): of each field (of those named) values, validity, hours (`Background`)."""
+        parts, own = [], self.facts.background
+        for name in own if names is None else names:
+            found, hours = self.model.find(name, index, lead)
+            channel = len(self.facts.channels) + own.index(name)
+            values, valid = (part[:, channel : channel + 1] for part in self._both(found))
+            parts += [values, valid.to(self.dtype), hours * valid.to(self.dtype)]
+        return parts
 
     def _read(self, sample):
         values, valid = (
@@ -145,32 +163,42 @@ class Frames:
         return Observed(values[None], valid[None])
 
     def scaled(self, values):
-        """Values (..., channel, y, x) in the units of the archive as the model sees them."""
-        mean, std = (per_channel(v, values) for v in (self.facts.mean, self.facts.std))
-        if any(self.facts.log):
-            values = torch.where(per_channel(self.facts.log, values) > 0, torch.log1p(values.clamp(min=0)), values)
-        return (values - mean) / std
+        """Values (..., channel, y, x) in the units of the archive, those of a weather model last, as ours sees them."""
+        facts = self.facts
+        mean, std = facts.mean + facts.background_mean, facts.std + facts.background_std
+        if any(facts.log):
+            log = per_channel(facts.log + (False,) * len(facts.background), values)
+            values = torch.where(log > 0, torch.log1p(values.clamp(min=0)), values)
+        return (values - per_channel(mean, values)) / per_channel(std, values)
 
     def history(self, index):
         """The `Observed` frames up to ``index``, newest last."""
         return [self.observed(i) for i in range(index - self.facts.history + 1, index + 1)]
 
-    def conditions(self, history, times):
-        """What the denoiser is told: the history with its validity, where it is, where the sun stands, the ground.
+    def conditions(self, history, times, background=()):
+        """What the denoiser is told: the history with its validity, a weather model's fields, where it is, where the
+        sun stands, the ground.
 
-        times: of the last frame of each entry of the batch, or one for all.
+        times: of the last frame of each entry of the batch, or one for all. background: as `background` gives it.
         """
         seen = [part for frame in history for part in (frame.values, frame.valid.to(self.dtype))]
         batch, _, ny, nx = history[0].values.shape
-        place = [torch.cat([self._sky(time) for time in np.atleast_1d(times)]), *self._static]
+        place = [*background, torch.cat([self._sky(time) for time in np.atleast_1d(times)]), *self._static]
         return torch.cat([*seen, *(field.expand(batch, field.shape[1], ny, nx) for field in place)], 1)
 
-    def batch(self, indices) -> Batch:
-        """Training samples that end their history at ``indices``."""
+    def batch(self, indices, ages=()) -> Batch:
+        """Training samples that end their history at ``indices``; ``ages``: how many steps before them what the weather
+        model says was known, at most."""
         columns = zip(*([*self.history(index), self.observed(index + 1)] for index in indices))
         *history, target = (Observed(*(torch.cat(part) for part in zip(*frames))) for frames in columns)
         clean = target.values - persistence(history).values
-        return Batch(self.conditions(history, self.reader.times[list(indices)]), clean, target.valid)
+        background = self._aged(indices, ages or [0] * len(indices)) if self.model else ()
+        return Batch(self.conditions(history, self.reader.times[list(indices)], background), clean, target.valid)
+
+    def _aged(self, indices, ages):
+        ages = [self.model.age(index, age) for index, age in zip(indices, ages)]
+        parts = (self.background(index - age, age) for index, age in zip(indices, ages))
+        return [torch.cat(part) for part in zip(*parts)]
 
     def physical(self, values):
         """Scaled values (..., channel, y, x) in the units of the archive, fp64."""

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
+from apps.weather.background import PARTS
 from core import InputError
 from data.weather.archive import WeatherReader
 
@@ -29,12 +30,15 @@ class Facts:
     crs: dict
     static: tuple  # fields of the archive that stand still and condition the model
     statistics_hash: str
+    background: tuple = ()  # fields of a weather model that condition it, with their statistics
+    background_mean: tuple = ()
+    background_std: tuple = ()
 
     @classmethod
-    def of(cls, reader: WeatherReader, history, channels=None):
-        """Facts of an archive. Raises `InputError` for a channel that it lacks."""
-        channels = tuple(channels or reader.channels)
-        at = [_channel(reader, name) for name in channels]
+    def of(cls, reader: WeatherReader, history, channels=None, background=()):
+        """Facts of an archive, by default of all that it observed. Raises `InputError` for a channel that it lacks."""
+        channels = tuple(channels or (name for name in reader.channels if name not in reader.background))
+        at, beside = ([_channel(reader, name) for name in names] for names in (channels, background))
         (x, y), attrs = reader.axes, reader.attrs
         return cls(
             channels,
@@ -51,6 +55,9 @@ class Facts:
             reader.crs,
             tuple(reader.static),
             attrs["statistics_hash"],
+            tuple(background),
+            tuple(reader.mean[beside].tolist()),
+            tuple(reader.std[beside].tolist()),
         )
 
     @classmethod
@@ -62,7 +69,7 @@ class Facts:
     @property
     def conditions(self):
         """Channels that condition the denoiser."""
-        return 2 * self.history * len(self.channels) + SKY + len(self.static)
+        return 2 * self.history * len(self.channels) + PARTS * len(self.background) + SKY + len(self.static)
 
     @property
     def step(self):
@@ -74,7 +81,7 @@ class Facts:
         Raises:
             InputError: naming the channel, coordinate or step that differs.
         """
-        for name in self.channels:
+        for name in (*self.channels, *self.background):
             _channel(reader, name)
         x, y = reader.axes
         here = {

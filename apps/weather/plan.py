@@ -11,6 +11,7 @@ from torch.distributed.tensor import Shard
 from apps.cli import option, parse
 from apps.planned import Mesh, planned
 from apps.weather import diffusion
+from apps.weather.background import PARTS
 from apps.weather.config import TrainConfig
 from apps.weather.dataset import SKY, Facts, row_sizes
 from apps.weather.model import Denoiser
@@ -23,9 +24,14 @@ from data.weather.archive import WeatherReader
 class PlanConfig(Mesh, TrainConfig):
     """Options of python -m apps.weather.plan."""
 
-    grid: tuple[int, ...] = option((512, 896), "rows and columns, where there is no --archive; the country at 6 km")
-    fields: int = option(2, "channels to learn, where there is no --archive; 8 bands, or 3 of radar and lightning")
-    beside: int = option(0, "channels that are told only, where there is no --archive; the 8 bands for radar")
+    grid: tuple[int, ...] | None = option(None, "rows and columns, where there is no --archive (preset)")
+    fields: int | None = option(None, "channels to learn, where there is no --archive; left out: 8 bands, 3 of radar "
+                                "and lightning, or 4 of both")  # fmt: skip
+    beside: int | None = option(None, "channels that are told only, where there is no --archive; left out: 8 for radar")
+
+
+GRIDS = {"tiny": (64, 96), "storms": (64, 96), "regional": (256, 256), "conus3km": (1024, 1792)}  # others (512, 896)
+FIELDS = {"joint": (4, 0), "satellite": (8, 0), "radar": (3, 8)}  # learned, and told
 
 
 def _sizes(config):
@@ -33,12 +39,14 @@ def _sizes(config):
     if config.archive:
         reader = WeatherReader(config.archive)
         told, channels = config.names(reader.channels)
-        facts = Facts.of(reader, config.history, told + channels)
+        facts = Facts.of(reader, config.history, told + channels, config.model_fields(reader.channels))
         return *facts.shape, len(channels), len(facts.channels), facts.conditions
-    if len(config.grid) != 2:
-        raise InputError(f"a grid of {config.grid}", remedy="Give --grid rows and columns")
-    seen = config.fields + config.beside
-    return *config.grid, config.fields, seen, 2 * config.history * seen + SKY
+    grid = config.grid or GRIDS.get(config.preset, (512, 896))
+    if len(grid) != 2:
+        raise InputError(f"a grid of {grid}", remedy="Give --grid rows and columns")
+    learned, told = (n if own is None else own for n, own in zip(FIELDS[config.part], (config.fields, config.beside)))
+    seen, fields = learned + told, len(config.model_fields(config.background or ()))
+    return *grid, learned, seen, 2 * config.history * seen + PARTS * fields + SKY
 
 
 @command

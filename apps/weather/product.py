@@ -261,6 +261,7 @@ def provenance(stages, reader, **facts):
         "archive_statistics_hash": reader.attrs["statistics_hash"],
         "archive_provenance": json.dumps(reader.attrs.get("provenance", {})),
         "sampler": json.dumps([asdict(stage.process) for stage in stages]),
+        "background": " ".join(dict.fromkeys(name for stage in stages for name in stage.facts.background)),
         **facts,
     }
 

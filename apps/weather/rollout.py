@@ -12,15 +12,16 @@ from apps.weather.model import ModelConfig
 from core import InputError
 
 
-def step(network, process, frames, history, time, keys, told=0):
+def step(network, process, frames, history, time, keys, told=0, background=()):
     """The frame after ``history``, one draw per key, scaled (len(keys), channel, y, x); of the first ``told`` channels
     the last value seen.
 
-    history: list of `Observed` of one batch entry, or of one per key; time: of its last frame.
+    history: list of `Observed` of one batch entry, or of one per key; time: of its last frame; background: what a
+    weather model says of the frame (`Frames.background`).
     """
     count = len(keys)
     now = _many(persistence(history).values, count)
-    conditions = _many(frames.conditions(history, time), count)
+    conditions = _many(frames.conditions(history, time, background), count)
     noise = diffusion.noise_like(now[:, told:], keys)
 
     def fresh(level):
@@ -53,18 +54,20 @@ def rollout(stages, frames, index, leads, members, seed, at_once=8, past=()):
             chosen = slice(first, first + at_once)
             keys = [(seed, minutes, member, lead) for member in members[chosen]]
             own = [Observed(*(part[chosen] for part in frame)) for frame in history]
-            parts.append(_next(stages, frames, own, start + lead * frames.facts.step, keys))
+            parts.append(_next(stages, frames, own, (index, lead), keys))
         history = [*history[1:], Observed(*(torch.cat(part) for part in zip(*parts)))]
         yield history[-1]
 
 
-def _next(stages, frames, history, time, keys):
-    """The `Observed` frame after ``history``, to which each stage gives its channels."""
+def _next(stages, frames, history, at, keys):
+    """The `Observed` frame after ``history``, to which each stage gives its channels; at: start and steps since."""
+    time = frames.reader.times[at[0]] + at[1] * frames.facts.step
     seen, names, made = persistence(history).valid, frames.facts.channels, {}
     for number, stage in enumerate(stages):
         own = [_chosen(frame, [names.index(c) for c in stage.facts.channels]) for frame in history]
         values = step(stage.network, stage.process, frames, own[-stage.facts.history :], time,
-                      [(*key, number) for key in keys], stage.told)  # fmt: skip
+                      [(*key, number) for key in keys], stage.told,
+                      frames.background(*at, stage.facts.background))  # fmt: skip
         made |= {name: values[:, stage.told + c] for c, name in enumerate(stage.made)}
     values = settled(frames, torch.stack([made[name] for name in names], 1))
     return Observed(torch.where(seen, values, 0), seen)

@@ -18,6 +18,7 @@ from core import DistributedManager, InputError, checkpoint
 
 KIND = "weather denoiser"
 _PER_CHANNEL = ("channels", "mean", "std", "log", "floor", "units")
+_PER_FIELD = ("background", "background_mean", "background_std")
 
 
 @dataclass
@@ -118,7 +119,7 @@ def merged(stages):
     Raises:
         InputError: two stages that scale a channel differently, or stand on other grids.
     """
-    whole, table = stages[-1].facts, {}
+    whole = stages[-1].facts
     for stage in stages:
         facts = stage.facts
         for name in ("step_minutes", "shape", "x", "y", "crs"):
@@ -126,9 +127,16 @@ def merged(stages):
                 raise InputError(f"its {name} is {getattr(facts, name)}, that of {stages[-1].paths[0]} is "
                                  f"{getattr(whole, name)}", file=stage.paths[0],
                                  remedy="Train both models on one archive")  # fmt: skip
-        for row in zip(*(getattr(facts, name) for name in _PER_CHANNEL)):
+    columns = _table(stages, _PER_CHANNEL) | _table(stages, _PER_FIELD)
+    return replace(whole, history=max(stage.facts.history for stage in stages), **columns)
+
+
+def _table(stages, names):
+    """Columns of the facts of all stages, each row once."""
+    table = {}
+    for stage in stages:
+        for row in zip(*(getattr(stage.facts, name) for name in names)):
             if table.setdefault(row[0], row) != row:
                 raise InputError("is scaled by other statistics in the other model", file=stage.paths[0],
                                  variable=row[0], remedy="Train both models on one archive")  # fmt: skip
-    columns = dict(zip(_PER_CHANNEL, map(tuple, zip(*table.values()))))
-    return replace(whole, history=max(stage.facts.history for stage in stages), **columns)
+    return dict(zip(names, map(tuple, zip(*table.values()))))

@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -82,10 +83,15 @@ class WeatherTask:
 
     def loss(self, model, samples):
         with together():
-            batch = self.training.batch([self.starts[i] for i, _ in samples])
+            ages = [self._age(position) for _, position in samples] if self.facts.background else ()
+            batch = self.training.batch([self.starts[i] for i, _ in samples], ages)
         keys = [(self.config.seed, position) for _, position in samples]
         sigma = self.process.sigma(diffusion.numbers(batch.clean, [(_LEVEL, *key) for key in keys]))
         return self._losses(model, batch, sigma, [(_STATE, *key) for key in keys]).mean()
+
+    def _age(self, position):
+        """For how many steps what a weather model says to this sample has been known, whoever asks."""
+        return int(np.random.default_rng([self.config.seed, position]).integers(self.config.ages + 1))
 
     def _losses(self, model, batch, sigma, keys):
         """Losses (batch,) of the learned channels at noise of these levels and keys."""
@@ -114,7 +120,9 @@ class WeatherTask:
             losses.append(self._losses(model, batch, middle, [(_RANGE, seed, index)]))
         keys = [(_MEMBER, seed, index, member) for member in range(self.config.members)]
         time = frames.reader.times[index]
-        members = settled(frames, step(model, process, frames, history, time, keys, self.told))
+        members = settled(
+            frames, step(model, process, frames, history, time, keys, self.told, frames.background(index))
+        )
         now = persistence(history)
         valid = (truth.valid & now.valid)[0]
         share = torch.ones(1, dtype=torch.float64, device=valid.device) / self.domain.size()
@@ -178,7 +186,8 @@ def prepare(config):
     with together():
         reader = WeatherReader(config.archive or EMBEDDED)
         told, channels = config.names(reader.channels)
-        task = WeatherTask(config, reader, Facts.of(reader, config.history, told + channels), mesh, len(told))
+        facts = Facts.of(reader, config.history, told + channels, config.model_fields(reader.channels))
+        task = WeatherTask(config, reader, facts, mesh, len(told))
         if config.resume:
             _check_resumed(task, Path(config.out) / "checkpoints")
     return task, mesh
