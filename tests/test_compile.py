@@ -46,9 +46,12 @@ def whole_model(meshes, name, backend):
         torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_whole_model(pool, name):
-    pool.run(whole_model, name, "aot_eager_decomp_partition", timeout=240)
+INDUCTOR = [pytest.param(n, "inductor", marks=pytest.mark.nightly) for n in MODELS]  # a minute each
+
+
+@pytest.mark.parametrize("name, backend", [*((n, "aot_eager_decomp_partition") for n in MODELS), *INDUCTOR])
+def test_a_whole_model(pool, name, backend):
+    pool.run(whole_model, name, backend, timeout=600)
 
 
 # -- parts of a model, and sizes that change -------------------------------------------------------------------------
@@ -62,13 +65,18 @@ class Layer(nn.Module):
 
 
 class Network(nn.Module):
+    """``seen`` is given what goes into a layer and what comes out of it."""
+
     def __init__(self):
         super().__init__()
         self.layers, self.qkv = nn.ModuleList(Layer() for _ in range(2)), nn.Linear(8, 24)
+        self.seen = lambda x: None
 
     def forward(self, x):
         for layer in self.layers:
+            self.seen(x)
             x = layer(x)
+            self.seen(x)
             q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
             x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return x
@@ -80,15 +88,20 @@ def sizes_that_change(meshes, regional):
     torch._dynamo.reset()
     model, plain, backend = Network().double(), Network().double(), "aot_eager_decomp_partition"
     plain.load_state_dict(model.state_dict())
-    run = model if regional else torch.compile(model, backend=backend)
+    run, borders = model if regional else torch.compile(model, backend=backend), []
     for layer in model.layers if regional else ():
         layer.compile(fullgraph=True, dynamic=False, backend=backend)
+    if regional:
+        model.seen = lambda x: x.register_hook(borders.append)
     for splits in ((5, 4), (7, 2), (6, 6), (0, 7)):
         x = torch.randn(2, sum(splits), 8, dtype=torch.float64)
         expected = _step(plain, list(plain.parameters()), x.clone().requires_grad_())
         part = scatter_tensor(x, None, meshes["2"], [Shard(1)], sizes={0: splits}, requires_grad=True)
         for got, wanted in zip(_step(run, list(model.parameters()), part), expected, strict=True):
             torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
+        spec = run(part)._spec
+        assert spec.sizes == (splits,) and all(type(n) is int for n in (*spec.shape, *spec.stride, *spec.sizes[0]))
+    assert len(borders) == (16 if regional else 0) and all(type(g) is ShardTensor for g in borders)
 
 
 @pytest.mark.parametrize("regional", [True, False], ids=["layers", "whole"])
