@@ -15,13 +15,16 @@ def mesh_of(domain=None, columns=1):
     """
     if not DistributedManager.is_initialized():
         DistributedManager.initialize()
-    domain = domain or dist.get_world_size()
+    shape = domain_shape(domain or dist.get_world_size(), columns)
+    names = ("domain",) if len(shape) == 1 else ("domain_h", "domain_w")
+    return DistributedManager().initialize_mesh((-1, *shape), ("ddp", *names))
+
+
+def domain_shape(domain, columns=1):
+    """Extents of the axes of a domain. Raises `InputError` where the columns do not divide it."""
     if domain % columns:
         raise InputError(f"--columns {columns} do not divide --domain {domain}", remedy="Choose a divisor")
-    shape, names = (domain,), ("domain",)
-    if columns > 1:
-        shape, names = (domain // columns, columns), ("domain_h", "domain_w")
-    return DistributedManager().initialize_mesh((-1, *shape), ("ddp", *names))
+    return (domain // columns, columns) if columns > 1 else (domain,)
 
 
 def domain_of(mesh):

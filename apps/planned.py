@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from apps.cli import check_counts, option
+from apps.meshes import domain_shape
 from core import InputError
 from core.devices import DEVICES
 from core.plan import plan
@@ -25,7 +26,7 @@ def planned(config, make_model, inputs, dims, step, sizes=None):
         inputs: name -> shape without the batch, and dtype or None for that of the weights.
         dims: placements of an input over the domain, by its number of dims with the batch; None where it is not cut.
         step: ``step(model, *inputs)`` gives the loss.
-        sizes: extents of the cut, or None for torch.chunk's.
+        sizes: for each axis of the domain the extents of the cut, or None for torch.chunk's.
 
     Raises:
         InputError: a batch that does not divide over the data groups, or FSDP, of which there is no plan.
@@ -44,11 +45,11 @@ def planned(config, make_model, inputs, dims, step, sizes=None):
         make_model,
         sample,
         placements,
-        (config.ddp, config.domain),
+        (config.ddp, *domain_shape(config.domain, getattr(config, "columns", 1))),
         dtype=dtype,
         device=config.device,
         ema=bool(config.ema),
         step=step,
         autocast=torch.bfloat16 if config.precision == "bf16" else None,
-        sizes=[{0: sizes} if sizes and p else None for p in placements],
+        sizes=[sizes and dict(enumerate(sizes)) if p else None for p in placements],
     )

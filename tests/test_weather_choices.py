@@ -166,6 +166,16 @@ def test_a_rank_of_two_keeps_half_of_what_one_keeps():
     assert cut < 0.53 * one
 
 
+def test_a_plan_has_the_sizes_of_preset_and_part():
+    rows, both = (plan.main(["--domain", "4", "--columns", n, "--depth", "1", "--part", "radar"]) for n in "12")
+    assert rows.mesh_shape == (1, 4) and both.mesh_shape == (1, 2, 2)
+    batch, points, seen = 4, 64 * 96, 2 * 3 * (3 + 8) + 4
+    assert rows.one.inputs == pytest.approx(batch * points * (4 * seen + 3 * 9), rel=1e-3)
+    assert both.cut.inputs == pytest.approx(rows.one.inputs / 4, rel=1e-3)
+    with pytest.raises(InputError, match="--columns 3 do not divide --domain 4"):
+        plan.main.__wrapped__(["--domain", "4", "--columns", "3"])
+
+
 def test_choices_that_contradict_are_refused():
     with pytest.raises(InputError, match="--expert is 3"):
         TrainConfig(preset="conus3km", expert=3)

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from apps.cli import option, parse
+from apps.meshes import domain_shape
 from apps.planned import Mesh, planned
 from apps.weather import diffusion
 from apps.weather.background import PARTS
@@ -60,8 +61,13 @@ def main(argv=None):
     def loss(model, clean, valid, conditions, sigma, noise):
         return diffusion.loss(model, clean, valid, conditions, sigma, noise, process)
 
-    cut = row_sizes(rows, config.patch, config.domain)
-    report = planned(config, lambda: Denoiser(model), inputs, lambda ndim: [Shard(2)] if ndim == 4 else None, loss, cut)
+    domain = domain_shape(config.domain, config.columns)
+    cuts = [row_sizes(points, config.patch, ranks) for points, ranks in zip((rows, columns), domain)]
+
+    def dims(ndim):
+        return [Shard(2 + axis) for axis in range(len(domain))] if ndim == 4 else None
+
+    report = planned(config, lambda: Denoiser(model), inputs, dims, loss, cuts)
     print(report)
     return report
 
