@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from test_interior import Calls
 from torch import nn
 from torch.distributed.tensor import Shard
 
@@ -77,6 +78,18 @@ def _travel_together(meshes):
             gradients._BUCKET = kept
         assert wire.count("all_reduce") == wire.count() == expected, (limit, wire)
         assert wire.bytes() == sum(p.numel() * 8 for p in net.parameters())
+
+
+def _travel_while_the_pass_goes_on(meshes):
+    """The sum of the last layer is under way while the layers before it are differentiated; nobody waits until then."""
+    net = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3))).double()
+    loss = net(scatter_tensor(torch.randn(2, 7, 6).double(), None, meshes["2"], [Shard(1)])).square().sum()
+    with Calls() as calls:
+        loss.backward()
+    order = calls.order("all_reduce", "wait_tensor", "mm")
+    last = len(order) - order[::-1].index("mm")
+    assert order[:last].count("all_reduce") == 2 and order[:last].count("wait_tensor") == 0, order
+    assert order[last:] == ["all_reduce", *["wait_tensor"] * 3], order
 
 
 def _travel_together_whatever_was_planned_before(meshes):
@@ -175,6 +188,7 @@ def _passes_inside_passes(meshes):
 CASES = [
     _are_those_of_one_process,
     _travel_together,
+    _travel_while_the_pass_goes_on,
     _travel_together_whatever_was_planned_before,
     _readers_see_the_sum,
     _passes_inside_passes,

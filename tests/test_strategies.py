@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases_attention import with_strategy
+from test_interior import Calls
 from torch.distributed.tensor import Replicate, Shard
 
 from core import ShardingError, scatter_tensor
@@ -12,6 +13,8 @@ from core.ops import strategies
 from core.ops.attention import layout
 from core.plan import fake_mesh
 from core.spec import make_spec
+
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def _chosen(ranks, heads, rows, causal=False, channels=64, mask=None, shared=None, cut=2):
@@ -69,5 +72,19 @@ def asked_for(meshes):
         strategies.set_attention_strategy("tree")
 
 
-def test_what_is_asked_for(pool):
-    pool.run(asked_for)
+def in_flight(meshes):
+    """In a ring of four the next block of keys is under way while one is computed with, in both passes."""
+    q = scatter_tensor(torch.randn(1, 2, 12, 4), None, meshes["4"], [Shard(2)], requires_grad=True)
+    with Calls() as forward:
+        out = with_strategy("ring", F.scaled_dot_product_attention)(q, q, q)
+    with Calls() as backward:
+        out.backward(torch.ones_like(out))
+    for calls, attention in ((forward, FLASH), (backward, f"{FLASH}_backward")):
+        order = calls.order("all_to_all_single", "wait_tensor", attention)
+        before = [order[:i] for i, name in enumerate(order) if name == attention]
+        assert [b.count("all_to_all_single") - b.count("wait_tensor") for b in before] == [1, 1, 1, 0], order
+
+
+@pytest.mark.parametrize("check", [asked_for, in_flight])
+def test_what_is_asked_for(pool, check):
+    pool.run(check)
