@@ -1,11 +1,13 @@
 """Fields of a weather model: conditions, by what was known at the start, that no model of ours forecasts."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 import xarray
 
-from apps.weather import forecast, train
+from apps.weather import evaluate, forecast, train
 from apps.weather.config import TrainConfig
 from apps.weather.dataset import Facts, Frames
 from core import DistributedManager, InputError
@@ -28,13 +30,14 @@ def run_before(time):
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
-    """Noise; z500 is everywhere the number of its frame. Frame 3 has none."""
+    """Noise; z500 is everywhere the number of its frame. Frame 3 has none; frames 4 to 9, an hour, nothing else."""
     path, rng = tmp_path_factory.mktemp("background") / "a.zarr", np.random.default_rng(5)
     times = np.concatenate([np.datetime64(f"{day}T12:00:00") + STEP * np.arange(FRAMES) for day in DAYS])
 
     def frame(i):
         fields = rng.normal(size=(3, *SHAPE)).astype(np.float32)
         fields[2] = np.nan if i == 3 else i
+        fields[:2, :, :] = np.nan if 4 <= i <= 9 else fields[:2]
         return fields, {"times": {} if i == 3 else {"z500": run_before(times[i])}}
 
     splits = date_splits(*((day, np.datetime64(day) + 1) for day in DAYS))
@@ -87,25 +90,35 @@ def test_ranks_are_told_the_same(pool, archive, frames):
     assert all(np.array_equal(found, whole) for found in pool.run(on_ranks, str(archive)))
 
 
-SIZES = ["--history", "2", "--width", "16", "--depth", "1", "--heads", "2", "--kernel", "3", "--cases", "1"]
+SIZES = ["--history", "8", "--width", "16", "--depth", "1", "--heads", "2", "--kernel", "3", "--cases", "1"]
 FEW = ["--steps", "1", "--batch", "2", "--members", "1", "--sampler-steps", "2"]
 
 
 def test_no_model_forecasts_what_a_weather_model_says(archive, tmp_path, capsys):
-    """Neither part takes it for a band of the satellite; both are told of it, in coupled forecasts too."""
+    """Neither part takes it for a band of the satellite; forecasts of both hear it. These have an hour without
+    observations in their history."""
     base, paths = ["--archive", str(archive), *SIZES, *FEW], {}
     for part, more in (("satellite", []), ("radar", ["--background", "none"])):
         result = train.main([*base, "--out", str(tmp_path / part), "--part", part, *more])
         paths[part] = str(result.checkpoint)
     made = tmp_path / "f.zarr"
     arguments = ["--checkpoint", paths["radar"], "--satellite", paths["satellite"], "--archive", str(archive)]
-    forecast.main([*arguments, "--init", "2020-01-01T12:50", "--steps", "2", "--members", "1", "--out", str(made)])
+    arguments += ["--init", "2020-01-01T13:40", "--steps", "2", "--members", "1", "--out"]
+    forecast.main([*arguments, str(made)])
     data = xarray.open_zarr(made)
     assert data.attrs["channels"] == "bt13 refc" and np.isfinite(data.refc).all()
     assert data.attrs["background"] == "z500"
-    for wrong, word in ((["--channels", "z500"], "forecasts z500"), (["--background", "refc"], "names no fields of a")):
+    evaluate.main(["--forecast", str(made), "--baselines", "persistence", "--no-figures", "--out", str(tmp_path)])
+    scores = json.loads((tmp_path / "results.json").read_text())["scores"]
+    assert set(scores) == {"bt13", "refc"} and all(np.isfinite(scores[name]["model"]["rmse"]).all() for name in scores)
+    none = str(tmp_path / "none.zarr")
+    for main, wrong, word in (
+        (train.main, [*base, "--out", none, "--channels", "z500"], "forecasts z500"),
+        (train.main, [*base, "--out", none, "--background", "refc"], "names no fields of a weather model"),
+        (forecast.main, [*arguments, none, "--missing", "refuse"], "only 0% was observed at 2020-01-01T12:40"),
+    ):
         with pytest.raises(SystemExit):
-            train.main([*base, "--out", str(tmp_path / "none"), *wrong])
+            main(wrong)
         assert word in capsys.readouterr().err
     assert TrainConfig(part="radar").names(NAMES) == (("bt13",), ("refc",))
     assert (
