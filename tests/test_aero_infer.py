@@ -262,7 +262,7 @@ def chunks(meshes, mesh, chunk):
     scaling = Scaling((0.0,) * 3, (1.0,) * 3, (0.0,) * 4, (1.0,) * 4, 30.0)
     cells = rng.normal(size=(301, 3)), rng.normal(size=(301, 3))
     mine = cells if torch.distributed.get_rank() == 0 else (None, None)
-    return predict_cells(model, [scaling], [mine], 30.0, meshes[mesh], chunk)[0]
+    return predict_cells(model, scaling, mine, 30.0, meshes[mesh], chunk)
 
 
 def test_chunks_and_ranks_do_not_change_the_answer(pool):

@@ -8,12 +8,14 @@ import pyvista
 import torch
 from torch.distributed.tensor import Shard
 
-from apps.aero import ablate, evaluate, infer, metrics, submission, train
+from apps.aero import ablate, evaluate, infer, submission, train
+from apps.aero.air import write_air
+from apps.aero.cloud import RunCloud
 from apps.aero.dataset import KINDS, Points, Scaling, rows_of
-from apps.aero.losses import field_loss, force_loss
 from apps.aero.model import ModelConfig, SliceAttention, Transolver
-from apps.aero.predict import Cells, streamed
+from apps.aero.predict import Cells, load_model
 from apps.aero.profiles import box_of, centreline, wake
+from apps.aero.states import States, streamed
 from core import scatter_tensor
 from data.aero.archive import AeroReader
 from data.aero.files import sha256
@@ -103,35 +105,6 @@ def test_a_joint_model_is_the_same_on_any_number_of_ranks_and_in_chunks(pool, pl
             torch.testing.assert_close(found[1][name], value, rtol=1e-8, atol=1e-10, msg=name)
 
 
-def test_losses_are_those_of_their_definition():
-    torch.manual_seed(0)
-    y, t, w = torch.randn(2, 30, 4), torch.randn(2, 30, 4), torch.ones(2, 30)
-    assert field_loss("mse", y, t, w) == pytest.approx((y - t).square().mean().item())
-    far = t + 100
-    assert field_loss("huber", far, t, w) == pytest.approx(99.5, rel=1e-4)
-    assert field_loss("relative", 1.5 * t, t, w) == pytest.approx(0.5, rel=1e-5)
-    w[:, :10] = 0
-    y[:, 10:] = t[:, 10:]
-    assert field_loss("relative", y, t, w) < 1e-5 and field_loss("mse", y, t, w) == 0
-    normal = torch.nn.functional.normalize(torch.randn(1, 8, 3), dim=-1)
-    both = torch.cat([normal, -normal], dim=1)  # a constant pressure on a closed body has no force
-    shift = torch.tensor([3.0, 0, 0, 0])
-    level = force_loss(t[:1, :16] + shift, t[:1, :16], both, torch.ones(1, 16), torch.ones(4))
-    assert level < 1e-10
-
-
-def test_errors_of_the_air_count_cells_alike_and_by_volume():
-    fields = {"pressure": torch.ones(2), "velocity": torch.eye(3)[:2], "volume": torch.tensor([1.0, 3.0])}
-    fields = {name: values.double() for name, values in fields.items()}
-    predicted = torch.cat([fields["pressure"][:, None], fields["velocity"]], dim=1)
-    predicted[0, 1] += 0.5
-    sums = metrics.volume_sums(predicted, fields, torch.ones(2).double(), (1.0,) * 4)
-    found = metrics.volume_scores(sums, metrics.case_largest(predicted, fields, torch.ones(2)))
-    assert found["velocity_l2"] == pytest.approx(8**-0.5) and found["velocity_l2_volume"] == pytest.approx(0.25)
-    assert found["velocity_mae"] == 0.25 and found["velocity_mae_volume"] == 0.125 and found["velocity_largest"] == 0.5
-    assert found["velocity_x_l2_volume"] == pytest.approx(0.5) and found["volume_pressure_l2_volume"] == 0
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """(folder, archive with volumes, {fields: checkpoint})."""
@@ -172,6 +145,42 @@ def test_a_run_is_inferred_with_its_air(trained, fields, tmp_path):
     assert error == pytest.approx(told["volume"]["velocity_l2"], rel=1e-4)
 
 
+def counted_air(meshes, mesh, archive, path, part):
+    """Writes the air of run_4 by ``mesh``, 100 rows at a time, and counts; called on every worker."""
+    if meshes[mesh].get_coordinate() is None:
+        return None
+    reader, (model, scalings, _) = AeroReader(archive), load_model(path)
+    cloud = RunCloud(reader, "run_4", scalings["volume"], meshes[mesh], next(model.parameters()))
+    rows = []
+    for layer in model.modules():
+        layer.register_forward_hook(lambda _layer, inputs, _found: rows.append(inputs[0].shape[-2]))
+    states = States(model, [cloud], 100, meshes[mesh], room=0)
+    kept = States(model, [cloud], 100, meshes[mesh])
+    for mine, other in zip(states.tokens, kept.tokens):
+        torch.testing.assert_close(mine, other)
+    air = write_air(part, states, 0, reader.run_attrs("run_4")["U"])
+    return max(rows), states.kept, len(states.tokens), air.scores
+
+
+def test_air_passes_through_in_chunks_on_any_number_of_ranks(trained, tmp_path, pool):
+    """No layer ever sees more rows than a chunk, none are kept, and the file is that of one process."""
+    _, archive, checkpoints = trained
+    common = ["--checkpoint", str(checkpoints["volume"]), "--archive", str(archive), "--run", "run_4"]
+    infer.main([*common, "--out", str(tmp_path)])
+    expected = pyvista.read(tmp_path / "run_4_volume.vtu")
+    told = json.loads((tmp_path / "run_4.json").read_text())["volume"]
+    for most, kept, layers, scores in pool.run(
+        counted_air, "4", str(archive), checkpoints["volume"], tmp_path / "4.vtu"
+    ):
+        assert most <= 100 < expected.n_cells / 4 and kept is None and layers == 1
+        assert scores == pytest.approx(told, rel=1e-5)
+    found = pyvista.read(tmp_path / "4.vtu")
+    assert found.array_names == expected.array_names and sorted(found["cell_id"]) == list(range(expected.n_cells))
+    np.testing.assert_array_equal(found.points, expected.points)
+    for name in found.array_names:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-3, err_msg=name)
+
+
 def test_a_new_body_in_millimetres_has_its_air_in_its_own_frame(trained, tmp_path):
     """Flow along -y in the file: velocity comes back along -y, on the cells of a VTU file and on drawn points."""
     _, _, checkpoints = trained
@@ -184,7 +193,8 @@ def test_a_new_body_in_millimetres_has_its_air_in_its_own_frame(trained, tmp_pat
 
     write_stl(tmp_path / "car.stl", moved(triangles(body.mesh).reshape(-1, 3)).reshape(-1, 3, 3)[:, ::-1])
     mesh = type(body.volume)(moved(body.volume.points), body.volume.connectivity, body.volume.offsets)
-    write_hexahedra(tmp_path / "air.vtu", mesh, {"p": body.volume_pressure})
+    flow = {"p": body.volume_pressure, "U": (body.volume_velocity @ back).astype(np.float32)}
+    write_hexahedra(tmp_path / "air.vtu", mesh, flow)
     common = ["--checkpoint", str(checkpoints["joint"]), "--surface", str(tmp_path / "car.stl"), "--scale", "0.001"]
     common += ["--flow-axis=-y", "--out", str(tmp_path)]
     infer.main([*common, "--volume", str(tmp_path / "air.vtu")])
@@ -192,6 +202,15 @@ def test_a_new_body_in_millimetres_has_its_air_in_its_own_frame(trained, tmp_pat
     np.testing.assert_allclose(grid.points, mesh.points)
     np.testing.assert_array_equal(grid.cell_connectivity, mesh.connectivity)
     assert grid["velocity_predicted"][:, 1].mean() < -5
+    np.testing.assert_allclose(grid["velocity_true"], flow["U"], atol=1e-5)
+    error, size = (np.linalg.norm(grid[f"velocity_{name}"], axis=1) for name in ("error", "true"))
+    volume, told = (
+        grid.compute_cell_sizes(length=False, area=False)["Volume"],
+        json.loads((tmp_path / "car.json").read_text()),
+    )
+    assert told["volume"]["velocity_l2_volume"] == pytest.approx(
+        np.sqrt((volume * error**2).sum() / (volume * size**2).sum()), rel=1e-3
+    )
     infer.main([*common, "--query", "3000"])
     grid = pyvista.read(tmp_path / "car_volume.vtu")
     assert 2000 < grid.n_cells <= 3000 and grid["sdf"].min() > 0

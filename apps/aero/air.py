@@ -1,169 +1,119 @@
-"""The air around a body: where its fields are asked for, and the VTU file with the answer.
+"""The answer in the air: a VTU file of every cell or point, written by all ranks, its errors and a sample to draw.
 
-Points come from the cells of a VTU file or, without one, are drawn around the body: most within a tenth of its length
-of the surface, the others in a box with a wake. Every rank reads or draws its own points and measures their distances
-to the surface itself; only the triangles of the body travel.
+Every rank computes and writes its own rows, a chunk at a time, into one file of known size, which appears under its
+name when all of it is there. Nothing is gathered but sums and the sample.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
+from apps.aero import metrics
+from apps.aero.outputs import on_disk
 from apps.agree import together
-from core import InputError
-from data.aero.distance import NearestSurface
-from data.aero.geometry import Polygons, triangles, vertex_mean
-from data.aero.vtu import VtuFile
-from data.aero.vtu_writer import CellFile, write_volume
+from data.aero.vtu_writer import VtuWriter
 
-BLOCK = 1 << 18
-BOX = np.array([[-0.5, -0.75, 0.0], [1.5, 0.75, 1.5]])  # beyond the body, in its lengths
-QUERY = 100_000
-
-
-@dataclass
-class OwnCloud:
-    """This rank's points of the air: position (n, 3) m, direction (n, 3), sdf (n,) m, in the training's frame; sizes:
-    points of every rank; case: apps.aero.body.Case on rank 0; file: the VTU that they are the cells of, or None."""
-
-    position: np.ndarray
-    direction: np.ndarray
-    sdf: np.ndarray
-    sizes: list
-    case: object
-    file: str | None
-    group: object
-
-    def gathered(self, predicted):
-        """Air of all ranks' points on rank 0, from this rank's fields (n, 4); None elsewhere."""
-        rows = np.concatenate([self.position, self.sdf[:, None], predicted], axis=1).astype(np.float32)
-        parts = [None] * len(self.sizes) if dist.get_rank() == 0 else None
-        dist.gather_object(rows, parts, group=self.group)
-        if parts is None:
-            return None
-        rows = np.concatenate(parts)
-        return Air({"position": rows[:, :3], "sdf": rows[:, 3], "predicted": rows[:, 4:]}, self.file, self.case)
-
-
-def own_cloud(config, case, domain):
-    """OwnCloud of this rank, collectively; case: on rank 0. Raises InputError as of VtuFile."""
-    body = [None if case is None else (triangles(_clean(case)), case.scale, case.shift, case.frame)]
-    dist.broadcast_object_list(body, src=0)
-    corners, scale, shift, frame = body[0]
-    rank, ranks = domain.get_local_rank(), domain.size()
-
-    def placed(points):
-        return points.astype(np.float64) * scale @ frame.T + np.asarray(shift)
-
-    with together():
-        corners = placed(corners.reshape(-1, 3)).reshape(-1, 3, 3)
-        surface = NearestSurface(corners)
-        if config.volume is not None:
-            position = placed(_centres(VtuFile([config.volume]), rank, ranks))
-            sdf, direction = surface.query(position)
-        else:
-            position, sdf, direction = _drawn(surface, corners, config.query or QUERY, rank, ranks)
-        sizes = [None] * ranks
-        dist.all_gather_object(sizes, len(position), group=domain.get_group())
-        if not sum(sizes):
-            raise InputError("no point outside of the body", file=config.surface, remedy="Ask for more with --query")
-    return OwnCloud(position, direction, sdf, sizes, case, config.volume, domain.get_group())
-
-
-def _clean(case):
-    """Polygons of the cells that have an area."""
-    counts = np.diff(case.mesh.offsets)
-    keep = np.zeros(len(counts), bool)
-    keep[case.arrays["cell_id"]] = True
-    kept = counts[keep]
-    return Polygons(
-        np.asarray(case.mesh.points, np.float64),
-        np.asarray(case.mesh.connectivity)[np.repeat(keep, counts)],
-        np.concatenate([[0], np.cumsum(kept)]),
-    )
-
-
-def _centres(file, rank, ranks):
-    """Centres of this rank's range of cells, in the frame of the file, a block of cells at a time."""
-    points = np.concatenate([file.read("Points", file.names("Points")[0], k, min(k + BLOCK, file.points))
-                             for k in range(0, file.points, BLOCK)])  # fmt: skip
-    first, last = file.cells * rank // ranks, file.cells * (rank + 1) // ranks
-    parts = [np.zeros((0, 3))]
-    for start in range(first, last, BLOCK):
-        end = min(start + BLOCK, last)
-        before = int(file.read("Cells", "offsets", start - 1, start)[0]) if start else 0
-        offsets = np.append(before, file.read("Cells", "offsets", start, end)).astype(np.int64)
-        connectivity = file.read("Cells", "connectivity", before, int(offsets[-1]))
-        parts.append(vertex_mean(Polygons(points, connectivity, offsets - before)))
-    return np.concatenate(parts)
-
-
-def _drawn(surface, corners, count, rank, ranks, block=4096):
-    """Points of this rank outside of the body. Blocks of them are drawn by their number, so all ranks together draw the
-    same points however many they are."""
-    low, high = corners.reshape(-1, 3).min(axis=0), corners.reshape(-1, 3).max(axis=0)
-    length = (high - low)[0]
-    area = np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=1)
-    share, found = np.cumsum(area) / area.sum(), []
-    blocks = -(-count // block)
-    for number in range(blocks * rank // ranks, blocks * (rank + 1) // ranks):
-        rng = np.random.default_rng([0, number])
-        size = min(block, count - number * block)
-        near = size * 3 // 4
-        owner = corners[np.minimum(np.searchsorted(share, rng.random(near)), len(corners) - 1)]
-        weight = rng.dirichlet(np.ones(3), near)
-        shell = np.einsum("nk,nkd->nd", weight, owner)
-        shell = shell + rng.normal(size=(near, 3)) * length * 10 ** rng.uniform(-4, -1, (near, 1))
-        box = rng.uniform(low + BOX[0] * length, high + BOX[1] * length, (size - near, 3))
-        points = np.concatenate([shell, box])
-        sdf, direction = surface.query(points)
-        inside = np.flatnonzero(sdf[:near] < 0)  # mirrored at the wall
-        points[inside] -= 2 * sdf[inside, None] * direction[inside]
-        sdf[inside], direction[inside] = surface.query(points[inside])
-        outside = (sdf > 0) & (points[:, 2] > low[2])
-        found.append((points[outside], sdf[outside], direction[outside]))
-    empty = np.zeros((0, 3)), np.zeros(0), np.zeros((0, 3))
-    return tuple(np.concatenate(parts) for parts in zip(empty, *found))
+SAMPLE = 200_000  # points to draw
 
 
 @dataclass
 class Air:
-    """arrays: position (n, 3), sdf (n,), predicted (n, 4), and pressure, velocity where known, in the training's frame;
-    file: VTU file whose cells they are, None for points; case: what takes vectors back to the frame of the file."""
+    """part: the written file under its temporary name; scores: errors where the true fields are known, and ``points``;
+    arrays: of a fair sample on rank 0, position (n, 3) m, predicted (n, 4), pressure and velocity where known, in the
+    training's frame, and of all ranks None."""
 
-    arrays: dict
-    file: str | None = None
-    case: object = None
-
-    def scores(self):
-        """Errors where the true fields are known: relative L2 of vector differences, and means."""
-        if "velocity" not in self.arrays:
-            return {"points": len(self.arrays["predicted"])}
-        out = {"points": len(self.arrays["predicted"])}
-        y = self.arrays["predicted"].astype(np.float64)
-        for name, said, true in (("volume_pressure", y[:, :1], self.arrays["pressure"][:, None]),
-                                 ("velocity", y[:, 1:], self.arrays["velocity"])):  # fmt: skip
-            error = np.linalg.norm(said - true, axis=1)
-            out[f"{name}_l2"] = float(np.linalg.norm(error) / np.linalg.norm(true))
-            out[f"{name}_mae"] = float(error.mean())
-        return out
+    part: str
+    scores: dict
+    arrays: dict | None
 
     def lines(self):
-        """The scores in words."""
-        return [
-            "volume: " + ", ".join(f"{k} {v:,}" if k == "points" else f"{k} {v:.4f}" for k, v in self.scores().items())
-        ]
+        """The chief scores in words."""
+        names = ("points", "volume_pressure_l2", "volume_pressure_l2_volume", "velocity_l2", "velocity_l2_volume")
+        told = {name: self.scores[name] for name in names if name in self.scores}
+        return ["volume: " + ", ".join(f"{k} {v:,}" if k == "points" else f"{k} {v:.4f}" for k, v in told.items())]
 
-    def write(self, path, U):
-        """A VTU file: the cells of ``file`` with fields added, or points; in the frame and unit of the file."""
-        frame = np.eye(3) if self.case is None else self.case.frame
-        y = self.arrays["predicted"]
-        found = {"pressure_predicted": y[:, 0], "velocity_predicted": y[:, 1:] @ frame}
-        if "velocity" in self.arrays:
-            found |= {"pressure_true": self.arrays["pressure"], "velocity_true": self.arrays["velocity"] @ frame}
-            found |= {f"{n}_error": found[f"{n}_predicted"] - found[f"{n}_true"] for n in ("pressure", "velocity")}
-        found |= {"Cp_predicted": y[:, 0] / (0.5 * U**2), "sdf": self.arrays["sdf"]}
-        found = {name: np.asarray(values, np.float32) for name, values in found.items()}
-        points = self.arrays["position"] if self.case is None else self.case.restored(self.arrays["position"])
-        write_volume(path, CellFile(self.file) if self.file else points.astype(np.float32), found)
+
+def write_air(part, states, number, U):
+    """Air of cloud ``number`` (of apps.aero.cloud) of ``states`` at inflow U m/s, its file written to ``part``, a Path.
+
+    Collective. Raises InputError, on all ranks, where the file cannot be written.
+    """
+    cloud, group = states.clouds[number], states.clouds[number].group
+    rank, total = dist.get_rank(group), sum(cloud.sizes)
+    before, stride = sum(cloud.sizes[:rank]), -(-total // SAMPLE)
+    none = _fields(cloud, cloud.known(slice(0, 0)), np.zeros((0, 4)), U)
+    writer = VtuWriter(part, cloud.mesh, {name: (v.dtype, v.shape[1:]) for name, v in none.items()})
+    try:
+        with together(), on_disk(part):
+            if rank == 0:
+                part.parent.mkdir(parents=True, exist_ok=True)
+                writer.create()
+        with together(), on_disk(part):
+            sums, largest, sample = _written(writer, states, number, U, before, stride)
+            writer.copy(rank, len(cloud.sizes))
+    except BaseException:
+        if rank == 0:
+            part.unlink(missing_ok=True)
+        raise
+    scores = {"points": total} | _scores(sums, largest, group, states.tokens[0].device)
+    return Air(part, scores, _gathered(sample, group))
+
+
+def _written(writer, states, number, U, before, stride):
+    """Writes this rank's rows, the first of which is row ``before`` of the file; returns sums and largest errors, and
+    the rows that are drawn, one in ``stride``."""
+    cloud, sample = states.clouds[number], []
+    sums, largest = metrics.empty_sums(1, "volume"), torch.zeros(2, dtype=torch.float64)
+    for first in states.chunks(number):
+        known = cloud.known(slice(first, first + states.chunk))
+        predicted = cloud.scaling.fields(states.outputs(number, first), U).cpu()
+        for name, values in _fields(cloud, known, predicted.numpy(), U).items():
+            writer.write("CellData", name, before + first, values)
+        if not cloud.mesh.copied:
+            writer.write("Points", "Points", before + first, cloud.shown(known["position"]))
+        if "velocity" in known:
+            _add(sums, largest, predicted, known)
+        taken = (before + first + np.arange(len(predicted))) % stride == 0
+        sample.append({k: v[taken] for k, v in (known | {"predicted": predicted.numpy()}).items()})
+    return sums, largest, sample
+
+
+def _fields(cloud, known, y, U):
+    """{name: values by row} of the file; vectors in its frame."""
+    found = {"pressure_predicted": y[:, 0], "velocity_predicted": y[:, 1:] @ cloud.frame}
+    if "velocity" in known:
+        found |= {"pressure_true": known["pressure"], "velocity_true": known["velocity"] @ cloud.frame}
+        found |= {f"{n}_error": found[f"{n}_predicted"] - found[f"{n}_true"] for n in ("pressure", "velocity")}
+    found |= {"Cp_predicted": y[:, 0] / (0.5 * U**2), "sdf": known["sdf"]}
+    found = {name: np.asarray(values, np.float32) for name, values in found.items()}
+    return found | ({"cell_id": known["cell_id"]} if "cell_id" in known else {})
+
+
+def _add(sums, largest, predicted, known):
+    fields = {k: torch.from_numpy(np.asarray(known[k], np.float64)) for k in ("pressure", "velocity", "volume")}
+    weight = torch.ones(len(predicted), dtype=torch.float64)
+    for name, values in metrics.volume_sums(predicted, fields, weight, (1.0,) * 4).items():
+        sums[name][0] += values
+    if len(predicted):
+        largest[:] = torch.maximum(largest, metrics.case_largest(predicted, fields, weight))
+
+
+def _scores(sums, largest, group, device):
+    sums = {name: values[0].to(device) for name, values in sums.items()}
+    largest = largest.to(device)
+    for values in sums.values():
+        dist.all_reduce(values, group=group)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    if not sums["weight"][0] > 0:
+        return {}
+    found = metrics.volume_scores({name: values.cpu() for name, values in sums.items()}, largest.cpu())
+    return {name: value for name, value in found.items() if name != "loss"}
+
+
+def _gathered(sample, group):
+    own = {name: np.concatenate([part[name] for part in sample]).astype(np.float32) for name in sample[0]}
+    parts = [None] * dist.get_world_size(group) if dist.get_rank() == 0 else None
+    dist.gather_object(own, parts, group=group)
+    return parts and {name: np.concatenate([part[name] for part in parts]) for name in own}

@@ -2,22 +2,27 @@
 
 --run takes a run of an archive; --surface any surface of a new body: STL, or VTP, VTU, OBJ, PLY. All cells are
 predicted together, cut over all processes that were started (torchrun --nproc-per-node N), so the answer depends
-neither on their number nor on the order of cells. Writes to --out NAME.vtp (by cell, in the frame and unit of the
-file, with the true fields and errors where they are known), NAME.json and NAME.png, of a model of volumes also
-NAME_volume.vtu, and prints the coefficients with everything that is doubtful about the body.
+neither on their number nor on the order of cells. Volumes of any size pass through in chunks. Writes to --out NAME.vtp
+(by cell, in the frame and unit of the file, with the true fields and errors where they are known), NAME.json and
+NAME.png, of a model of volumes also NAME_volume.vtu, and prints the coefficients with everything that is doubtful about
+the body.
 """
 
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
-from apps.aero.air import Air, own_cloud
+from apps.aero.air import write_air
 from apps.aero.body import prepare
+from apps.aero.cloud import BodyCloud, RunCloud
 from apps.aero.dataset import require_runs
-from apps.aero.predict import load_model, predict, predict_cells
-from apps.aero.solution import Solution, write
+from apps.aero.outputs import temporary
+from apps.aero.predict import cells_of, gathered, load_model, outputs, read_cloud, scattered
+from apps.aero.solution import Solution, volume_path, write
+from apps.aero.states import States
 from apps.agree import together
 from apps.cli import check_counts, option, parse
 from core import DistributedManager, InputError
@@ -27,6 +32,7 @@ from data.aero.files import sha256
 
 RUN_ONLY = {"archive", "vtp"}
 AIR = {"volume", "query"}
+CHUNK = 1 << 18
 SURFACE_ONLY = {"pressure", "shear", "scale", "flow_axis", "up_axis", "ground", "cells"}
 SURFACE_ONLY |= {"aref", "lref", "center", "speed", "density", *AIR}
 AXES = ("x", "-x", "y", "-y", "z", "-z")
@@ -43,6 +49,7 @@ class InferConfig:
     vtp: str | None = option(None, "with --run: surface file that the run was built from, for its polygons")
     surface: str | None = option(None, "surface file of a body: STL, VTP, VTU, OBJ, PLY")
     chunk: int | None = option(None, "cells computed at a time, for less memory and the same answer; left out: all")
+    memory: float | None = option(None, "GiB a process keeps between layers of a volume, more is computed again")
     pressure: str | None = option(None, "cell array of the true pressure in it, m2/s2; left out: the usual names")
     shear: str | None = option(None, "cell array of the true wall shear stress, m2/s2, OpenFOAM's sign")
     volume: str | None = option(None, "VTU file whose cells are predicted too, by a model of volumes")
@@ -93,41 +100,69 @@ def _run(config, model, scalings, task, domain):
     """Solution of a run of the archive."""
     if config.archive is None:
         raise InputError("no archive given", variable="archive", remedy="Name the archive of the run with --archive")
-    reader = AeroReader(config.archive)
-    require_runs(reader, [config.run], tuple(scalings))
-    polygons = _polygons(config, reader)
-    cells = predict(model, reader, scalings, config.run, domain, config.chunk)
-    found = {}
-    for kind, part in cells.items():
-        arrays = part.whole()
+    reader, run, like = AeroReader(config.archive), config.run, next(model.parameters())
+    require_runs(reader, [run], tuple(scalings))
+    polygons, attrs, arrays, air, surface = _polygons(config, reader), reader.run_attrs(run), None, None, None
+    with together():
+        if "surface" in scalings:
+            surface = read_cloud(reader, scalings["surface"], run, domain, like)
+        if "volume" in scalings:
+            air = RunCloud(reader, run, scalings["volume"], domain, like)
+    output, air = _answered(config, model, scalings, surface and surface[0], air, attrs["U"], domain, run)
+    if surface is not None:
+        arrays = cells_of(reader, scalings["surface"], run, output, *surface).whole()
         order = np.argsort(arrays["cell_id"])
-        found[kind] = {name: values[order] for name, values in arrays.items()}
-    label, attrs = "a training run" if config.run in task["train"] else "not in training", reader.run_attrs(config.run)
-    air = Air(found["volume"]) if "volume" in found else None
-    return Solution(config.run, label, attrs, found.get("surface"), polygons, air=air)
+        arrays = {name: values[order] for name, values in arrays.items()}
+    label = "a training run" if run in task["train"] else "not in training"
+    return Solution(run, label, attrs, arrays, polygons, air=air)
 
 
 def _surface(config, model, scalings, task, domain):
     """Solution of the body of a file; None but on the first rank."""
-    case, place, air = None, None, None
+    case, place, surface, air = None, None, None, None
     with together():
         if dist.get_rank() == 0:
             case = prepare(config, next(iter(scalings.values())), task)
             place = case.arrays["position"], case.arrays["normal"], None, case.arrays["area"]
     U = config.speed if config.speed is not None else next(iter(scalings.values())).U
     if "volume" in scalings:
-        air = own_cloud(config, case, domain)
-    elif AIR & {name for name in AIR if getattr(config, name) is not None}:
+        air = BodyCloud(config, case, scalings["volume"], domain, next(model.parameters()))
+    elif any(getattr(config, name) is not None for name in AIR):
         remedy = "Leave it out, or train with --fields joint"
         raise InputError("this model predicts no volume", file=config.checkpoint, variable="volume", remedy=remedy)
-    places = [place if kind == "surface" else air for kind in scalings]
-    predicted = dict(zip(scalings, predict_cells(model, list(scalings.values()), places, U, domain, config.chunk)))
-    cloud = air.gathered(predicted["volume"]) if air is not None else None
+    if "surface" in scalings:
+        surface = scattered(model, scalings["surface"], place, domain)
+    output, air = _answered(config, model, scalings, surface, air, U, domain, case and case.name)
+    fields = None if surface is None else gathered(scalings["surface"].fields(output, U), surface)
     if case is None:
         return None
-    arrays = case.arrays | {"predicted": predicted["surface"]} if "surface" in predicted else None
-    more = dict(frame=case.frame, parts=case.parts, notes=case.notes, facts=case.facts, air=cloud)
+    arrays = None if fields is None else case.arrays | {"predicted": fields}
+    more = dict(frame=case.frame, parts=case.parts, notes=case.notes, facts=case.facts, air=air)
     return Solution(case.name, "not in training", case.attrs, arrays, case.mesh, **more)
+
+
+def _answered(config, model, scalings, surface, cloud, U, domain, name):
+    """Outputs (n, 4) of this rank's rows of the surface, and the Air of ``cloud``; None for what is not there.
+
+    surface: features, a ShardTensor; cloud: of apps.aero.cloud; name: of the body, on rank 0.
+    """
+    if cloud is None:
+        return outputs(model, [surface], domain, config.chunk)[0], None
+    clouds = {"surface": surface if surface is None else surface.to_local(), "volume": cloud}
+    states = States(model, [clouds[kind] for kind in scalings], config.chunk or CHUNK, domain, _room(config.memory))
+    part = [temporary(volume_path(config.out, name)) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(part, src=0)
+    kinds = list(scalings)
+    air = write_air(part[0], states, kinds.index("volume"), U)
+    return states.whole(kinds.index("surface")) if surface is not None else None, air
+
+
+def _room(memory):
+    """Bytes of hidden states that a process may keep."""
+    device = DistributedManager().device
+    if memory is not None:
+        return memory * 2**30
+    return torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else 2**30
 
 
 def _polygons(config, reader):

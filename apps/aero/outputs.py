@@ -10,26 +10,39 @@ from core import InputError
 
 
 @contextmanager
+def on_disk(path):
+    """Raises InputError where ``path``, or the file that the error names, cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot be written ({error.strerror or error})",
+            file=error.filename or path,
+            remedy="Choose another --out, or make room there",
+        ) from error
+
+
+def temporary(path):
+    """Where to write what is to appear as ``path``."""
+    return Path(path).with_name(f".{os.getpid()}.{Path(path).name}")
+
+
+@contextmanager
 def written(*paths):
     """Temporary paths to write to, in place of ``paths``, which appear at the end, all that were written or none.
 
     Raises InputError where the folder cannot be written to.
     """
     paths = [Path(path) for path in paths]
-    parts = [path.with_name(f".{os.getpid()}.{path.name}") for path in paths]
+    parts = [temporary(path) for path in paths]
     try:
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        yield parts
-        for part, path in zip(parts, paths):
-            if part.exists():
-                os.replace(part, path)
-    except OSError as error:
-        raise InputError(
-            f"cannot be written ({error.strerror or error})",
-            file=error.filename or paths[0],
-            remedy="Choose another --out, or make room there",
-        ) from error
+        with on_disk(paths[0]):
+            for path in paths:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            yield parts
+            for part, path in zip(parts, paths):
+                if part.exists():
+                    os.replace(part, path)
     finally:
         for part in parts:
             with suppress(OSError):

@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard
 from apps.aero import metrics
 from apps.aero.dataset import KINDS, Points, Scaling
 from apps.aero.model import ModelConfig, Transolver
+from apps.aero.states import streamed
 from apps.agree import together
 from apps.loop import check_kind
 from apps.metrics import reduce
@@ -87,16 +88,24 @@ def predict(model, reader, scalings, run, domain, chunk=None):
 
     scalings: of ``load_model``; chunk: rows that are computed at a time, all of the rank's where None.
     """
-    weight, attrs = next(model.parameters()), reader.run_attrs(run)
+    weight = next(model.parameters())
     with together():
-        read = [Points(reader, scaling) for scaling in scalings.values()]
-        clouds = [read_sharded(p, run, "features", domain, [Shard(0)], dtype=weight.dtype) for p in read]
-        own = [_own_rows(points, run, cloud.spec, weight.device) for points, cloud in zip(read, clouds)]
-    outputs = _outputs(model, clouds, domain, chunk)
-    return {
-        kind: Cells(kind, run, attrs, scaling.fields(output, attrs["U"]), *rows, cloud.spec)
-        for (kind, scaling), output, rows, cloud in zip(scalings.items(), outputs, own, clouds)
-    }
+        read = {kind: read_cloud(reader, scaling, run, domain, weight) for kind, scaling in scalings.items()}
+    found = outputs(model, [cloud for cloud, _ in read.values()], domain, chunk)
+    return {kind: cells_of(reader, scalings[kind], run, output, *read[kind]) for kind, output in zip(scalings, found)}
+
+
+def read_cloud(reader, scaling, run, domain, like):
+    """Features (n, F) of a run, a ShardTensor over ``domain`` of the dtype of ``like``, and this rank's own rows."""
+    points = Points(reader, scaling)
+    cloud = read_sharded(points, run, "features", domain, [Shard(0)], dtype=like.dtype)
+    return cloud, _own_rows(points, run, cloud.spec, like.device)
+
+
+def cells_of(reader, scaling, run, output, cloud, rows):
+    """Cells of outputs (n, 4) of this rank's rows; cloud, rows: of ``read_cloud``."""
+    attrs = reader.run_attrs(run)
+    return Cells(scaling.kind, run, attrs, scaling.fields(output, attrs["U"]), *rows, cloud.spec)
 
 
 def _own_rows(points, run, spec, device):
@@ -111,81 +120,35 @@ def _own_rows(points, run, spec, device):
     )
 
 
+def predict_cells(model, scaling, place, U, domain, chunk=None):
+    """Fields (n, 4), fp64 numpy, on every rank, of new surface cells: of ``scattered`` places, at inflow U m/s."""
+    cloud = scattered(model, scaling, place, domain)
+    return gathered(scaling.fields(outputs(model, [cloud], domain, chunk)[0], U), cloud)
+
+
+def scattered(model, scaling, place, domain):
+    """Features (n, F) of a surface as a ShardTensor. place: (position (n, 3) m, normal (n, 3), None, area (n,) m2) in
+    the training's frame on rank 0, elsewhere ignored: every rank receives its own rows only."""
+    weight, features = next(model.parameters()), None
+    if dist.get_rank() == 0:
+        features = torch.from_numpy(scaling.features(*place)).to(weight.device, weight.dtype)
+    return scatter_tensor(features, 0, domain, [Shard(0)])
+
+
+def gathered(fields, cloud):
+    """Fields (n, 4) of all ranks' rows of ``cloud``, numpy, on every rank."""
+    sizes, spec = dict(enumerate(cloud.spec.sizes)), cloud.spec
+    cut = make_spec(spec.mesh, spec.placements, (cloud.shape[0], fields.shape[1]), sizes)
+    return ShardTensor(fields, cut).full_tensor().cpu().numpy()
+
+
 @torch.no_grad()
-def predict_cells(model, scalings, places, U, domain, chunk=None):
-    """[fields (n, 4) fp64 numpy] of new points in the training's frame: of a body on every rank, of the air around it
-    this rank's own.
-
-    scalings: Scaling of each cloud; places: of a surface (position (n, 3) m, normal (n, 3)) on rank 0, elsewhere
-    ignored, because every rank receives its own rows only; of a volume apps.aero.air.OwnCloud, made by each rank.
-    """
-    weight, clouds, found = next(model.parameters()), [], []
-    for scaling, place in zip(scalings, places):
-        if scaling.kind == "volume":
-            features = scaling.features(place.position, place.direction, place.sdf)
-            shape, sizes = (sum(place.sizes), features.shape[1]), {0: tuple(place.sizes)}
-            local = torch.from_numpy(features).to(weight.device, weight.dtype)
-            clouds.append(ShardTensor(local, make_spec(domain, [Shard(0)], shape, sizes)))
-            continue
-        features = None
-        if dist.get_rank() == 0:
-            features = torch.from_numpy(scaling.features(*place)).to(weight.device, weight.dtype)
-        clouds.append(scatter_tensor(features, 0, domain, [Shard(0)]))
-    for scaling, cloud, output in zip(scalings, clouds, _outputs(model, clouds, domain, chunk)):
-        fields = scaling.fields(output, U)
-        if scaling.kind == "surface":
-            spec = make_spec(domain, [Shard(0)], (cloud.shape[0], fields.shape[1]), dict(enumerate(cloud.spec.sizes)))
-            fields = ShardTensor(fields, spec).full_tensor()
-        found.append(fields.cpu().numpy())
-    return found
-
-
-def _outputs(model, clouds, domain, chunk):
+def outputs(model, clouds, domain, chunk):
     """This rank's rows of the model's outputs [(n, 4)], of features [(n, F)] cut over the domain."""
     if chunk is None:
         found = model(*(features.unsqueeze(0) for features in clouds))
         return [part.squeeze(0).to_local() for part in (found if isinstance(found, tuple) else (found,))]
     return streamed(model, [features.to_local() for features in clouds], chunk, domain)
-
-
-def streamed(model, clouds, chunk, domain):
-    """As ``model`` on all rows of all ranks of ``domain``, a layer at a time and ``chunk`` rows at a time.
-
-    clouds: this rank's rows [(n, F)], plain; returns [(n, outputs)]. Each layer goes over the rows twice: once to add
-    up the slices of all chunks, clouds and ranks, once to take back from the tokens that follow. Between layers only
-    the hidden state is kept, n x width numbers; everything else exists for one chunk at a time.
-    """
-    clouds, measure = model.measured(clouds)
-    hidden = [_by_chunks(stem, rows, chunk)[None] for stem, rows in zip(model.stems, clouds)]
-    measures = [measure, *(None for _ in clouds[1:])]
-    for block in model.blocks:
-        attention, total = block.attention, 0
-        for rows, share in (part for cloud in zip(hidden, measures) for part in _split(*cloud, chunk)):
-            seen = block.norm1(rows)
-            total = total + attention.sums(seen, attention.places(seen), share)
-        dist.all_reduce(total, group=domain.get_group())
-        mixed = attention.mixed(total, hidden[0].dtype)
-        for rows in (rows for x in hidden for rows in x.split(chunk, dim=1)):
-            places = attention.places(block.norm1(rows))
-            rows.copy_(block.finish(rows, attention.back(places, mixed)))
-    ends = zip(model.heads, model.norms, hidden)
-    return [_by_chunks(lambda rows, head=head, norm=norm: head(norm(rows)), x[0], chunk) for head, norm, x in ends]
-
-
-def _split(x, measure, chunk):
-    """Chunks of rows of x (1, n, C), each with that of measure (n, 1), or with None."""
-    parts = x.split(chunk, dim=1)
-    return zip(parts, [None] * len(parts) if measure is None else measure[None].split(chunk, dim=1))
-
-
-def _by_chunks(function, rows, chunk):
-    """``function`` of all rows, computed on ``chunk`` at a time into one tensor: twice its size is never there."""
-    out = None
-    for first, part in zip(range(0, max(1, len(rows)), chunk), rows.split(chunk)):
-        found = function(part)
-        out = found.new_empty(len(rows), found.shape[1]) if out is None else out
-        out[first : first + chunk] = found
-    return out
 
 
 def judge(model, reader, scalings, runs, mesh, only_held_out=False, chunk=None):

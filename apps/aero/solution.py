@@ -46,7 +46,7 @@ class Solution:
     def scores(self):
         """Coefficients of the predicted fields, and with true fields all of ``metrics.case_scores``."""
         if self.arrays is None:
-            return self.air.scores()
+            return self.air.scores
         if not self.known:
             return self._coefficients(slice(None))
         names = (*GEOMETRY, "predicted", "pressure", "shear")
@@ -109,7 +109,7 @@ def write(out, solution, checkpoint):
     base, air = Path(out) / solution.name, solution.air
     paths = [base.with_name(f"{base.name}.json")]
     paths += [base.with_name(base.name + end) for end in (".vtp", ".png")] if solution.arrays is not None else []
-    paths += [base.with_name(base.name + end) for end in ("_volume.vtu", "_volume.png")] if air is not None else []
+    paths += [volume_path(out, solution.name), base.with_name(f"{base.name}_volume.png")] if air is not None else []
     with written(*paths) as (table, *rest):
         if solution.arrays is not None:
             vtp, picture, *rest = rest
@@ -119,18 +119,22 @@ def write(out, solution, checkpoint):
                 write_surface(vtp, solution.mesh, solution.fields())
             drawn(figures.draw_surface, picture, _drawable(solution), solution.attrs, title)
         if air is not None:
-            air.write(rest[0], solution.attrs["U"])
             drawn(figures.draw_volume, rest[1], air.arrays, solution.attrs, title)
         told = {"run": solution.name, "label": solution.label, "checkpoint": checkpoint, "conventions": CONVENTIONS}
         reference = {name: solution.attrs[name] for name in ("U", "rho", "Aref", "Lref", "center")}
         told |= {"reference": reference, "notes": solution.notes, **solution.facts}
-        told |= {"volume": air.scores()} if air is not None else {}
+        told |= {"volume": air.scores} if air is not None else {}
         parts = solution.by_part()
         write_json(table, told | {"scores": scores, "by_part": parts})
     lines = [title, *([table_of(scores)] if solution.arrays is not None else []), *(air.lines() if air else [])]
     lines += [parts_of(parts)] if parts else []
     print(*lines, *(f"note: {note}" for note in solution.notes), *paths, sep="\n", flush=True)
     return scores
+
+
+def volume_path(out, name):
+    """The file of the air of a body ``name`` in the folder ``out``; apps.aero.air writes it."""
+    return Path(out) / f"{name}_volume.vtu"
 
 
 def _drawable(solution):

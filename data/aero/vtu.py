@@ -54,16 +54,16 @@ class VtuFile:
         """Names of the arrays of a section: PointData, CellData, Points, Cells."""
         return [name for part, name in self.arrays if part == section]
 
+    def rows(self, section, name):
+        """Number of rows of an array."""
+        array, payload = self._payload(section, name)
+        return payload.size // (array.dtype.itemsize * array.components)
+
     def read(self, section, name, first, last):
         """Rows first ... last of an array, (n,) or (n, components), in the file's type. Decodes no other rows, save
         those of the same compressed blocks."""
-        array = self.arrays.get((section, name))
-        if array is None:
-            raise self._error(f"no such array in {section}; there are {' '.join(self.names(section))}", name)
+        array, payload = self._payload(section, name)
         width = array.dtype.itemsize * array.components
-        if (section, name) not in self._loaded:
-            self._loaded[section, name] = _Text(self, array) if array.ascii else _Payload(self, array)
-        payload = self._loaded[section, name]
         if last * width > payload.size:
             raise self._error(f"{payload.size // width} rows where row {last} is wanted", name)
         try:
@@ -72,6 +72,14 @@ class VtuFile:
             raise self._error(f"cannot be decoded ({error})", name) from None
         values = np.frombuffer(data, array.dtype)
         return values.reshape(-1, array.components) if array.components > 1 else values
+
+    def _payload(self, section, name):
+        array = self.arrays.get((section, name))
+        if array is None:
+            raise self._error(f"no such array in {section}; there are {' '.join(self.names(section))}", name)
+        if (section, name) not in self._loaded:
+            self._loaded[section, name] = _Text(self, array) if array.ascii else _Payload(self, array)
+        return array, self._loaded[section, name]
 
     def _walk(self):
         """Finds all arrays, the counts of points and cells, and how values are encoded."""
