@@ -12,6 +12,7 @@ says all of it; data.aero.writing writes it. This module imports zarr and numpy 
 
 import math
 import os
+from collections import OrderedDict
 
 import numpy as np
 import zarr
@@ -20,6 +21,7 @@ from zarr.storage import LocalStore, WrapperStore
 from core.errors import InputError
 
 FORMAT = "shardfield-aero-1"
+MOST_KEPT = 2**28  # bytes of chunks in memory; what is long beside that is read past them
 
 
 def _files(array):
@@ -49,14 +51,15 @@ class CountingStore(WrapperStore):
 class AeroReader:
     """Arrays of an aero archive by range of rows. Sample: "<run_id>/surface" or "<run_id>/volume"; name: a field.
 
-    Opens at the first use and pickles without its handle. Raises InputError for a path that is no aero archive, an
-    unknown run, group or field.
+    Opens at the first use and pickles without its handle; chunks that were read stay in memory for a while. Raises
+    InputError for a path that is no aero archive, an unknown run, group or field.
     """
 
     def __init__(self, path):
         self.path = str(path)
         self._root = self._store = None
         self._groups, self._fields, self._arrays = {}, {}, {}
+        self._kept, self._nbytes = OrderedDict(), 0
 
     def __getstate__(self):
         return {"path": self.path}
@@ -116,7 +119,10 @@ class AeroReader:
         """Values of ``index`` (one slice a dim, missing ones whole); touches only the chunks that ``index`` meets."""
         array = self._array(sample, name)
         try:
-            return array[tuple(index)]
+            start, stop, step = (*index, slice(None))[0].indices(array.shape[0])
+            if (stop - start) * array.dtype.itemsize * math.prod(array.shape[1:]) > MOST_KEPT // 64 or step != 1:
+                return array[tuple(index)]
+            return self._rows(f"{sample}/{name}", array, start, max(start, stop))[(slice(None), *index[1:])]
         except Exception as error:
             raise InputError(
                 f"cannot be read ({type(error).__name__}: {error})",
@@ -124,6 +130,30 @@ class AeroReader:
                 variable=f"{sample}/{name}",
                 remedy="Build the archive again",
             ) from error
+
+    def _rows(self, key, array, start, stop):
+        """Rows start ... stop, put together from chunks, of which those that were used last are kept."""
+        size, found, lacking = array.chunks[0], [], []
+        numbers = range(start // size, -(-stop // size))
+        for number in numbers:
+            if (key, number) in self._kept:
+                self._kept.move_to_end((key, number))
+            else:
+                lacking.append(number)
+        for number in lacking[:1]:  # one read of all between the first and the last
+            rows = array[number * size : (lacking[-1] + 1) * size]
+            for i in range(number, lacking[-1] + 1):
+                self._keep((key, i), rows[(i - number) * size : (i - number + 1) * size].copy())
+        for number in numbers:
+            first = number * size
+            found.append(self._kept[key, number][max(start - first, 0) : stop - first])
+        return np.concatenate(found) if found else array[start:stop]
+
+    def _keep(self, key, rows):
+        self._nbytes += rows.nbytes - (self._kept.pop(key).nbytes if key in self._kept else 0)
+        self._kept[key] = rows
+        while self._nbytes > MOST_KEPT:
+            self._nbytes -= self._kept.popitem(last=False)[1].nbytes
 
     def check(self, sample, names):
         """Raises InputError naming the file where a file of one of the arrays is missing or cut short.
