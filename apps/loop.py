@@ -134,6 +134,8 @@ class _Run:
             raise InputError("--compile is for one data group, without --recompute and --fsdp", remedy="Leave it out")
         if config.capture and (config.compile or config.recompute or config.fsdp):
             raise InputError("--capture goes without --compile, --recompute and --fsdp", remedy="Leave it out")
+        if config.capture and mesh.device_type != "cuda":
+            raise InputError("--capture records on GPUs, and there is none", remedy="Leave it out")
         if config.recompute:
             recompute(blocks)
         if config.capture:

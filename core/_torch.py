@@ -97,6 +97,11 @@ def ddp_ignores(module, names):
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
 
 
+def tables_of(module):
+    """The dicts in which a module and its submodules keep parameters, buffers and submodules."""
+    return [t for m in module.modules() for t in (m._parameters, m._buffers, m._modules)]
+
+
 def at_end_of_backward(function):
     """Calls ``function`` when the running backward pass is done."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
@@ -170,6 +175,7 @@ __all__ = [
     "release_groups",
     "scoped_library",
     "send",
+    "tables_of",
     "transformed",
     "transforming",
     "unseen_by_checkpoints",

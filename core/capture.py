@@ -8,11 +8,14 @@ What the recording needs is what CUDA graphs need: no value is looked at on the 
 random number of ours is drawn.
 """
 
+from operator import is_
+
 import torch
 from torch import nn
 from torch.autograd import Function
 from torch.func import functional_call
 
+from core._torch import tables_of
 from core.arguments import call, scan
 from core.errors import ShardingError
 from core.shard_tensor import ShardTensor, as_shards
@@ -26,7 +29,8 @@ def capture(module):
     """Records the forward and backward pass of ``module`` on a GPU, in place, and returns it; without GPU does nothing.
 
     Each kind of call (shapes, dtypes, cuts, gradients wanted or not, training or not, autocast) is recorded when it
-    first comes, on all ranks alike, and keeps the memory of its activations. Arguments are tensors and what compares
+    first comes, on all ranks alike, and keeps the memory of its activations; all are dropped when parameters, buffers
+    or submodules are added, replaced or moved. Arguments are tensors and what compares
     equal; results are tensors. A forward pass must be differentiated before the next of its kind.
 
     Raises:
@@ -55,10 +59,38 @@ class _Original(nn.Module):
         return self.as_it_was(*args, **kwargs)
 
 
+class Held:
+    """What a module consists of, and where its parameters and buffers lie."""
+
+    def __init__(self, module):
+        self.module = module
+        self._look()
+
+    def _look(self):
+        self.tables = tables_of(self.module)
+        self.parts = self._parts()
+        self.weights = list(self.module.parameters())
+        self.tensors = [*self.weights, *self.module.buffers()]
+        self.places = self._places()
+
+    def _parts(self):
+        return [part for table in self.tables for part in table.values()]
+
+    def _places(self):
+        return [_local(t).data_ptr() for t in self.tensors]
+
+    def changed(self):
+        """Whether anything was added, replaced or moved since this was asked before; values may differ."""
+        parts = self._parts()
+        if len(parts) == len(self.parts) and all(map(is_, parts, self.parts)) and self._places() == self.places:
+            return False
+        self._look()
+        return True
+
+
 class _Captured:
     def __init__(self, module, forward):
-        self.original, self.recordings = _Original(module, forward), {}
-        self.weights = list(module.parameters())
+        self.original, self.recordings, self.held = _Original(module, forward), {}, Held(module)
 
     def __call__(self, *args, **kwargs):
         tensors: list[torch.Tensor] = []
@@ -66,8 +98,10 @@ class _Captured:
         if not any(t.is_cuda for t in tensors) or torch.cuda.is_current_stream_capturing():
             return self.original(*args, **kwargs)
         differentiated = torch.is_grad_enabled()
-        memory = tuple([(p.requires_grad, _local(p).data_ptr()) for p in self.weights])
-        kind = kind, differentiated, tuple([(t.dtype, t.requires_grad and differentiated) for t in tensors]), memory
+        if self.held.changed():  # recordings read what is not the module's any more
+            self.recordings.clear()
+        wanted = tuple([p.requires_grad for p in self.held.weights])
+        kind = kind, differentiated, tuple([(t.dtype, t.requires_grad and differentiated) for t in tensors]), wanted
         if kind not in self.recordings:
             if len(self.recordings) == _MOST:
                 raise ShardingError(

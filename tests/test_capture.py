@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 from core import ShardingError, capture, scatter_tensor
-from core.capture import release
+from core.capture import Held, release
 from core.parallelize import parallelize, unwrapped
 
 
@@ -91,6 +91,22 @@ def between_data_groups(meshes):
             torch.testing.assert_close(p.grad, q.grad, rtol=1e-9, atol=1e-12)
 
 
+def with_other_weights(meshes):
+    """Moved and replaced weights are read; their recordings take the place of those before."""
+    pair, mesh, one = [made(), made()], meshes[max(meshes)], torch.ones((), device="cuda").double()
+    capture(pair[1])
+    for number in range(3):
+        for model in pair:
+            if number:
+                torch.manual_seed(number)
+                model.head = nn.Linear(16, 2).to("cuda", torch.float64)
+            model.head.bias.data = model.head.bias.data.clone()
+        with torch.no_grad():
+            a, b = (m(image(mesh, 0), one).full_tensor() for m in pair)
+        torch.testing.assert_close(a, b)
+        assert len(pair[1].forward.recordings) == 1
+
+
 def refused(meshes):
     model, one = capture(made()), torch.ones((), device="cuda").double()
     first, _ = (model(image(meshes[max(meshes)], 0, True), one) for _ in range(2))
@@ -109,7 +125,7 @@ def gpus():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("check", (as_eager, between_data_groups, refused))
+@pytest.mark.parametrize("check", (as_eager, between_data_groups, with_other_weights, refused))
 def test_on_gpus(gpus, check):
     gpus.run(check, timeout=120)
 
@@ -120,3 +136,33 @@ def test_elsewhere_nothing_changes():
     torch.testing.assert_close(capture(model)(x, 1.0), before)
     release(model)
     assert model.forward.__func__ is Mixer.forward
+
+
+def test_what_was_recorded_is_dropped_when_the_module_is_another():
+    """Added, replaced or moved parameters, buffers and submodules; not new values, nor what wants a gradient."""
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    held = Held(module)
+
+    def moved():
+        module[0].weight.data = module[0].weight.data.clone()
+
+    def dropped():
+        del module[0].extra
+
+    def replaced():
+        module[1].running_mean = torch.zeros(3)
+
+    module[0].weight.requires_grad_(False).add_(1)
+    module(torch.randn(4, 2))
+    assert not held.changed()
+    for change in (
+        moved,
+        lambda: module[0].register_parameter("extra", nn.Parameter(torch.ones(1))),
+        dropped,
+        replaced,
+        lambda: module.append(nn.Linear(3, 1)),
+        lambda: module.__setitem__(2, nn.Linear(3, 1)),
+    ):
+        change()
+        assert held.changed() and not held.changed()
+    assert len(held.weights) == 6

@@ -27,6 +27,12 @@ def test_private_names_stay_in_one_file():
     assert not found, "\n".join(found)
 
 
+def test_the_tables_of_a_module_hold_all_of_it():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    found = [id(v) for table in _torch.tables_of(module) for v in table.values()]
+    assert {id(x) for x in (*module.parameters(), *module.buffers(), *module)} <= set(found)
+
+
 class Probe(torch.Tensor):
     calls = 0
 
