@@ -1,7 +1,9 @@
 """Processes of their own, as a launcher would start them, for cases in which ranks die or their number matters."""
 
+import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +19,15 @@ def exit_status(main, argv):
     except SystemExit as end:
         return end.code or 0
     return 0
+
+
+def interpreted(file):
+    """What a file prints at last, JSON, where Triton is interpreted on a CPU: that is settled before Triton is loaded,
+    so the file runs by itself, in a process of its own."""
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, file], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def free_port():

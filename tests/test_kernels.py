@@ -6,16 +6,12 @@ the same tiles.
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from launch import interpreted
 
-ROOT = Path(__file__).parents[1]
 TOLERANCE = {"float32": 2e-6, "float16": 4e-3}
 
 
@@ -55,10 +51,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def errors():
     """case -> relative errors of the result and of the gradients of q, k and v."""
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return interpreted(__file__)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,17 +5,13 @@ GPU ``benchmarks/slots.py`` does so with the compiled kernels.
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
 import torch
+from launch import interpreted
 
-ROOT = Path(__file__).parents[1]
 TOLERANCE = {"float32": 2e-6, "float16": 4e-3}
 
 
@@ -50,10 +46,7 @@ WAYS = ("strided", "autocast", "compiled")
 @pytest.fixture(scope="module")
 def errors():
     """case -> relative errors of sums, their gradients of q, k and v, and the same of reading."""
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return interpreted(__file__)
 
 
 @pytest.mark.parametrize("name", CASES)

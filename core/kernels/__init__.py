@@ -44,6 +44,11 @@ def is_gpu(device):
     return device.type == "cuda" or _planned
 
 
+def close(t):
+    """With the channels of a row next to each other, as kernels read them."""
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
 @contextmanager
 def as_on_a_gpu():
     """Tensors of the CPU take the way of those of a GPU: :mod:`core.plan` asks what it would cost, on fake ones."""

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from core.kernels import boxes
+from core.kernels import boxes, close
 
 
 class Config(NamedTuple):
@@ -202,7 +202,7 @@ def _launch(kernel, number, tensors, axes, scales):
     more = {"COLUMNS": max(2, 32 * config.warps // config.walk)} if keys_own else {}
     with torch.accelerator.device_index(q.device.index):
         kernel[(programs,)](
-            *((t, _strides(t, filled)) for t in map(_close, tensors)), points, tiles, heads, *scales,
+            *((t, _strides(t, filled)) for t in map(close, tensors)), points, tiles, heads, *scales,
             CHANNELS=channels, PARTS=parts_of(channels, config.split), WINDOWS=windows, OWN=own, WALK=walk,
             PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32", **more,
             num_warps=config.warps, num_stages=config.stages,
@@ -227,11 +227,6 @@ def parts_of(channels, split):
     whole = max(16, 1 << (channels - 1).bit_length())
     rest = max(16, 1 << max(channels - whole // 2 - 1, 0).bit_length())
     return ((0, whole // 2), (whole // 2, rest)) if split and 16 <= rest < whole // 2 else ((0, whole),)
-
-
-def _close(t):
-    """With the channels of a point next to each other."""
-    return t if t.stride(-1) == 1 else t.contiguous()
 
 
 def _strides(t, filled):

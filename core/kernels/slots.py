@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from core.kernels import rows
+from core.kernels import close, rows
 
 
 class Config(NamedTuple):
@@ -267,7 +267,7 @@ class Call:
 
     def launch(self, kernel, config, parts, given, made, *own, **flags):
         """``parts``: tiles or chunks of points; only the latter walk, and are launched for each block of slots."""
-        given, blocks = [_close(t) for t in given], -(-self.slots // config.block) if own else 1
+        given, blocks = [close(t) for t in given], -(-self.slots // config.block) if own else 1
         steps = [0 if n == 1 else s for t in given for n, s in zip(t.shape[:3], t.stride())]
         unit, batch_heads = gcd(16 // self.dtype.itemsize, *steps), self.batch * self.heads
         width = power(max(self.channels, self.values))  # of both: products of one shape, which the benchmark checks
@@ -291,8 +291,3 @@ def programs(device):
     """How many programs that walk keep a device busy."""
     count = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
     return PROGRAMS * count
-
-
-def _close(t):
-    """With the channels of a row next to each other."""
-    return t if t.stride(-1) == 1 else t.contiguous()
