@@ -27,14 +27,24 @@ def conv(func, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     extents = [w.extent(i, x.shape[first + i]) for i in range(n)]
     place = middle(w.spans, w.stride, [low for low, _ in w.pads])
     out, cut = layout(func, x, first, (*x.shape[: first - 1], weight.shape[0]), extents, place, w.rows_read)
+    plan = partial(Plan, _inputs(x, weight, bias), out)
     even = x.ndim == n + 2 and all(low == high for low, high in w.pads)
     if even:
         cut = {i: call for i, call in cut.items() if not w.stays(x, out, i, call)}
+    if not cut:
+        return plan(None, formula=formula(w.by_halo([], set(), groups)) if even else None)
 
-    def joined(t, weight, bias=None, *args, dims=cut, **kwargs):
-        """From one array of own and foreign rows along ``dims``."""
+    def joined(t, weight, bias=None, dims=cut):
+        """From one array of own and foreign rows; those along cut dims other than ``dims`` are there already."""
         t = w.padded(fetch_all(t, first, dims), cut)
         return _own(func(t, weight, bias, *w.arguments(cut), groups), out, first, dict.fromkeys(dims, 0))
+
+    halos = w.halos(x, out, cut) if even else {}
+    if not halos:
+        return plan(lambda t, weight, bias=None, *args, **kwargs: joined(t, weight, bias))
+    others = {i: call for i, call in cut.items() if i not in halos}  # along these rows are put together first
+    how = w.by_halo(list(halos.items()), set(others), groups)
+    how = how._replace(joined=partial(joined, dims={i: cut[i] for i in halos}))
 
     def interior(t, weight, bias=None, *args, **kwargs):
         if t.is_complex():
@@ -42,15 +52,7 @@ def conv(func, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         t, *weights = (v if v is None else v.to(result_dtype(v)) for v in (t, weight, bias))
         return _own(Interior.apply(fetch_all(t, first, others), *weights, how), out, first, dict.fromkeys(others, 0))
 
-    operands = _inputs(x, weight, bias)
-    halos = w.halos(x, out, cut) if even else {}
-    if not halos and (cut or not even):
-        return Plan(operands, out, joined if cut else None)
-    others = {i: call for i, call in cut.items() if i not in halos}
-    how = w.by_halo(list(halos.items()), set(others), groups)
-    if halos:
-        how = how._replace(joined=partial(joined, dims={i: cut[i] for i in halos}))
-    return Plan(operands, out, interior if cut else None, formula=None if others else formula(how))
+    return plan(interior, formula=None if others else formula(how))
 
 
 class _Windows:
