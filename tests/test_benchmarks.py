@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
-from benchmarks import largest
+from benchmarks import largest, scaling
 from benchmarks.models import ViT
 from benchmarks.scaling import forward_and_step
 from benchmarks.wire import Tape
@@ -38,6 +38,22 @@ def test_a_step_without_messages_is_the_same_step(pool):
     assert count > 4
     for silent in (second, third):
         assert all(torch.equal(a, b) for a, b in zip(first, silent, strict=True))
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_peer_is_a_process_that_does_not_know_of_ours(monkeypatch, tmp_path, capfd, status):
+    """A Python that notes what it was asked, and may end early; what it printed counts."""
+    peer, asked = tmp_path / "python", tmp_path / "asked"
+    row = '{"case": "attention 64", "ms": [1.5, 4]}'
+    peer.write_text(f"#!/bin/sh\necho \"$*; rank $RANK.\" > {asked}\necho hello\necho '{row}'\nexit {status}\n")
+    peer.chmod(0o755)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    args = SimpleNamespace(peer_python=str(peer), repeats=3, only="attention", small=True)
+    assert scaling.peer_rows(args) == {"attention 64": [1.5, 4]}
+    told = asked.read_text()
+    assert "--nproc-per-node 2" in told and "peer.py --repeats 3 --only attention --small; rank ." in told
+    assert ("ended with 3" in capfd.readouterr().out) == bool(status)
 
 
 @pytest.mark.parametrize("bend", [0.0, 2e-6, -1e-6])
