@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pyvista
+from foam_case import write_case
 from launch import exit_status
 
 from core.errors import InputError
 from data.aero import build, mapped, plain
 from data.aero.archive import AeroReader
+from data.aero.loads import force_sums
 
 AHMED = Path(__file__).parent / "data" / "aero"
 BASE = {
@@ -84,3 +86,57 @@ def test_a_wrong_unit_is_seen_by_the_forces(cases, tmp_path, capsys):
     del told["nu"]
     with pytest.raises(InputError, match="variable nu: no number is given"):
         mapped.read_run(told, "s25")
+
+
+# OpenFOAM
+
+
+FOAM = {name: value for name, value in BASE.items() if name not in ("table", "columns")}
+FOAM |= {"surface": "cases/{id}", "patches": ["bo*"], "arrays": {"pressure": "p", "shear": "wallShearStress"}}
+FOAM |= {"pressure": "m2/s2", "shear": "m2/s2", "shear_sign": "on_fluid", "U": 2.0, "Aref": 1.0}
+
+
+@pytest.fixture
+def foam(tmp_path):
+    """A unit cube in a box of 27 cells: pressure 3 in front, 1 behind, and a friction of 0.5 on all sides."""
+    case = tmp_path / "cases" / "one"
+    write_case(case, {"p": [3.0, 0, 0, 0, 0, 1.0], "wallShearStress": [[-0.5, 0, 0]] * 6})
+    write_case(tmp_path / "early", {"p": [0.0] * 6}, "100")
+    shutil.move(tmp_path / "early/100", case / "100")
+    (tmp_path / "map.json").write_text(json.dumps(FOAM))
+    return tmp_path
+
+
+def test_patches_of_an_openfoam_case_are_a_body(foam):
+    told = mapped.read_mapping(foam / "map.json")
+    assert list(mapped.run_ids(told)) == ["one"]
+    run = mapped.read_run(told, "one")
+    s, x = run.surface, run.surface["normal"][:, 0]
+    assert run.attrs["winding"] == "inward" and len(x) == 6 and {"p", "points"} < set(run.attrs["sources"])
+    assert s["pressure"][x < -0.9] == 3 and s["pressure"][x > 0.9] == 1 and s["position"].mean() == 1.5
+    rows = [s[name] for name in ("position", "normal", "area", "pressure", "shear")]
+    forces = force_sums(*rows, rho=1.0, center=(0, 0, 0))[:2]
+    np.testing.assert_allclose(forces, [[2, 0, 0], [3, 0, 0]], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"patches": ["car"]}, "variable car: no such patch; there are body far"),
+        ({"patches": "body"}, "variable patches: is no list of names"),
+        (
+            {"arrays": {"pressure": "p", "shear": "tau"}},
+            "patch body, variable tau: not in the file; cell arrays are: p",
+        ),
+    ],
+)
+def test_a_wrong_case_is_named(foam, change, message):
+    (foam / "wrong.json").write_text(json.dumps(FOAM | change))
+    with pytest.raises(InputError, match=message):
+        mapped.read_run(mapped.read_mapping(foam / "wrong.json"), "one")
+
+
+def test_a_case_in_parts_is_told_to_be_joined(foam):
+    shutil.move(foam / "cases/one/constant", foam / "cases/one/processor0")
+    with pytest.raises(InputError, match="no OpenFOAM case: there is no constant/polyMesh/points .it has processor"):
+        mapped.read_run(mapped.read_mapping(foam / "map.json"), "one")

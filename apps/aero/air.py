@@ -4,6 +4,7 @@ Every rank computes and writes its own rows, a chunk at a time, into one file of
 name when all of it is there. Nothing is gathered but sums and the sample.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,7 +110,7 @@ def _scores(sums, largest, group, device):
     if not sums["weight"][0] > 0:
         return {}
     found = metrics.volume_scores({name: values.cpu() for name, values in sums.items()}, largest.cpu())
-    return {name: value for name, value in found.items() if name != "loss"}
+    return {name: value for name, value in found.items() if name != "loss" and math.isfinite(value)}  # truths of zero
 
 
 def _gathered(sample, group):

@@ -1,6 +1,7 @@
 """A body from any surface file: polygons as they stand in the file, its parts, and the fields that it may carry.
 
-STL by data.aero.stl; VTP, VTU of surface cells, OBJ, PLY and what else pyvista opens. Lengths stay in the file's unit.
+STL by data.aero.stl; VTP, VTU of surface cells, OBJ, PLY and what else pyvista opens; patches of OpenFOAM cases by
+data.aero.foam. Lengths stay in the file's unit.
 """
 
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import numpy as np
 from core.errors import InputError
 from data.aero.cells import refuse_not_finite
 from data.aero.files import require
+from data.aero.foam import joined, read_patches
 from data.aero.geometry import Polygons
 from data.aero.stl import read_solids
 from data.aero.vtk_files import DRIVAERML, OPENFOAM
@@ -28,13 +30,15 @@ class Body:
     fields: dict = field(default_factory=dict)
 
 
-def read_body(path, pressure=None, shear=None):
-    """Body of a surface file.
+def read_body(path, pressure=None, shear=None, patches=None):
+    """Body of a surface file, or with ``patches`` (names or patterns) of an OpenFOAM case, its folder.
 
     pressure, shear: names of the cell arrays with the true fields; left out, those of DrivAerML or OpenFOAM are taken
     where the file has both. Raises InputError for files that are missing, damaged or without polygons, for points that
     are not finite, and for named arrays that are not there, on points, or not finite.
     """
+    if patches is not None:
+        return _of_patches(path, pressure, shear, patches)
     path = require(path, "Name the surface file of the body")
     if path.suffix.lower() == ".stl":
         corners, part, names = read_solids(path)
@@ -46,6 +50,14 @@ def read_body(path, pressure=None, shear=None):
     mesh = _polygons(data, path)
     _check_points(mesh, path)
     return Body(mesh, np.zeros(len(mesh), np.int32), [path.stem], _fields(data, path, pressure, shear))
+
+
+def _of_patches(path, pressure, shear, patches):
+    parts = read_patches(path, patches, {"pressure": pressure, "shear": shear})
+    points, connectivity, offsets, number = joined(list(parts.values()))
+    fields = [_fields(part, f"{path}, patch {name}", pressure, shear) for name, part in parts.items()]
+    whole = {key: np.concatenate([field[key] for field in fields]) for key in fields[0]}
+    return Body(Polygons(points, connectivity, offsets), number, list(parts), whole)
 
 
 def _open(path):

@@ -9,7 +9,9 @@ Optional: "volume" and "stl" (paths as of "surface"; needed for --volume), "scal
 "center" (of moments, m), "table" (a CSV with a row a run) with "columns" ({"run": "case", "Cd": "drag", "Aref": "A"}:
 any of the numbers above, and Cd, Cl, Cs, CmPitch, may come from it). pressure: "m2/s2", "Pa" or "Cp"; shear: "m2/s2",
 "Pa" or "Cf"; shear_sign: "on_fluid", as OpenFOAM writes it (attached flow along +x has a negative x), or "on_wall".
-Surfaces are VTP, VTU of surface cells, OBJ, PLY or legacy VTK (foamToVTK), with values by cell.
+Surfaces are VTP, VTU of surface cells, OBJ, PLY or legacy VTK (foamToVTK, postProcessing), with values by cell; with
+"patches": ["car", "wheel*"] they are those patches of an OpenFOAM case at its last time, and "surface": "cases/{id}" is
+the folder that holds constant/polyMesh.
 """
 
 import csv
@@ -23,6 +25,7 @@ from core.errors import InputError
 from data.aero.bodies import read_body
 from data.aero.cells import surface_arrays
 from data.aero.files import number, require, sha256
+from data.aero.foam import sources_of
 from data.aero.geometry import Polygons
 from data.aero.volume import VolumeCells
 from data.aero.vtk_files import read_stl
@@ -31,7 +34,8 @@ from data.aero.writing import Run
 NUMBERS = ("U", "rho", "nu", "Aref", "Lref")
 STATED = ("Cd", "Cl", "Cs", "CmPitch")
 UNITS = {"pressure": ("m2/s2", "Pa", "Cp"), "shear": ("m2/s2", "Pa", "Cf")}
-KNOWN = {"surface", "volume", "stl", "arrays", "scale", "center", "table", "columns", *UNITS, "shear_sign", *NUMBERS}
+FILES = ("surface", "patches", "volume", "stl", "arrays", "scale", "center", "table", "columns")
+KNOWN = {*FILES, *UNITS, "shear_sign", *NUMBERS}
 
 
 def read_mapping(path):
@@ -52,6 +56,9 @@ def read_mapping(path):
     missing = [name for name in ("pressure", "shear") if name not in given.get("arrays", {})]
     if missing:
         refuse(f"names no {missing[0]}", "arrays", 'Write "arrays": {"pressure": "p", "shear": "wallShearStress"}')
+    patches = given.get("patches", ["x"])
+    if not patches or not isinstance(patches, list) or not all(isinstance(name, str) for name in patches):
+        refuse("is no list of names", "patches", 'Write "patches": ["car", "wheel*"]')
     told = {"pressure": "m2/s2", "shear": "m2/s2", "shear_sign": "on_fluid", "scale": 1.0, "center": [0, 0, 0]} | given
     for name, choices in {**UNITS, "shear_sign": ("on_fluid", "on_wall")}.items():
         if told[name] not in choices:
@@ -73,8 +80,9 @@ def run_ids(mapping):
 
 def read_run(mapping, run, *, volume=False):
     """Run of an id of ``run_ids``. Raises InputError as of read_body and surface_arrays, and for numbers not given."""
-    path, values = _path(mapping, "surface", run), _numbers(mapping, run)
-    body = read_body(path, mapping["arrays"]["pressure"], mapping["arrays"]["shear"])
+    patches, values = mapping.get("patches"), _numbers(mapping, run)
+    path = _path(mapping, "surface", run) if patches is None else _place(mapping, "surface", run)
+    body = read_body(path, mapping["arrays"]["pressure"], mapping["arrays"]["shear"], patches)
     mesh = Polygons(body.mesh.points * mapping["scale"], body.mesh.connectivity, body.mesh.offsets)
     q = 0.5 * values["U"] ** 2
     factor = {"m2/s2": 1.0, "Pa": 1 / values["rho"], "Cp": q, "Cf": q}
@@ -82,7 +90,8 @@ def read_run(mapping, run, *, volume=False):
     pressure = body.fields["pressure"] * factor[mapping["pressure"]]
     shear = body.fields["shear"] * (turned * factor[mapping["shear"]])
     surface, facts = surface_arrays(mesh, pressure, shear, file=path)
-    attrs, sources, arrays = values | {"center": [float(c) for c in mapping["center"]]} | facts, [path], None
+    attrs, arrays = values | {"center": [float(c) for c in mapping["center"]]} | facts, None
+    sources = [path] if patches is None else sources_of(path, mapping["arrays"].values())
     if volume:
         if mapping["scale"] != 1 or mapping["pressure"] != "m2/s2":
             raise InputError(
@@ -93,14 +102,18 @@ def read_run(mapping, run, *, volume=False):
             )
         air, stl = _path(mapping, "volume", run), _path(mapping, "stl", run)
         names = {key: mapping["arrays"].get(key) for key in ("velocity", "pressure")}
-        arrays, sources = VolumeCells([air], names, read_stl(stl)), [path, air, stl]
+        arrays, sources = VolumeCells([air], names, read_stl(stl)), [*sources, air, stl]
     return Run(run, surface, arrays, attrs | {"sources": {p.name: sha256(p) for p in sources}})
 
 
 def _path(mapping, key, run):
     if key not in mapping:
         raise InputError(f"the mapping names no {key}", file=run, variable=key, remedy="Add its path with {id}")
-    return require(Path(mapping["root"]) / mapping[key].replace("{id}", run))
+    return require(_place(mapping, key, run))
+
+
+def _place(mapping, key, run):
+    return Path(mapping["root"]) / mapping[key].replace("{id}", run)
 
 
 def _numbers(mapping, run):
