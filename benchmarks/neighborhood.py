@@ -3,19 +3,20 @@
     python -m benchmarks.neighborhood            # about a minute: checks, then a sweep over the cuts
     python -m benchmarks.neighborhood --flex     # and what torch's flex_attention needs, tokens in the order of tiles
 
-Errors are relative to the tiles of plain torch in fp64. Times are medians in milliseconds; every cut of the sweep must
+Where natten is installed, what it needs is printed too. Errors are relative to the tiles of plain torch in fp64. Times are medians in milliseconds; every cut of the sweep must
 give the results of the first one. What wins belongs in ``CONFIGS`` of ``core/kernels/neighborhood.py``.
 """
 
 import argparse
 import statistics
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from multiprocessing import get_context
 from os import cpu_count
 
 import torch
 
-from core import neighborhood_attention
+from core import neighborhood_attention, set_neighborhood_kernel
 from core.kernels import neighborhood as kernels
 from core.kernels.neighborhood import Config
 from core.ops.windows import Axis, Window
@@ -170,6 +171,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--flex", action="store_true")
     args = parser.parse_args()
+    set_neighborhood_kernel("own")
     rows = {name: cuts(case[2]) for name, case in CASES.items()}
     workers = min(cpu_count(), 14)
     with ProcessPoolExecutor(workers, get_context("fork")) as pool:  # before this process has a device
@@ -182,6 +184,10 @@ def main():
         use(case[2], best)
         print(f"{name}: best: {step(lambda *t, s=case[0]: neighborhood_attention(*t, s), *case)}", flush=True)
         print("   ", ", ".join(f"Config{tuple(c)}" for c in best), flush=True)
+        if find_spec("natten"):
+            set_neighborhood_kernel("natten")
+            print(f"{name}: natten: {step(lambda *t, s=case[0]: neighborhood_attention(*t, s), *case)}", flush=True)
+            set_neighborhood_kernel("own")
         if args.flex:
             print(f"{name}: flex_attention: {step(flex(case[0]), *case)}", flush=True)
 
