@@ -3,8 +3,9 @@
     python -m benchmarks.neighborhood            # about a minute: checks, then a sweep over the cuts
     python -m benchmarks.neighborhood --flex     # and what torch's flex_attention needs, tokens in the order of tiles
 
-Where natten is installed, what it needs is printed too. Errors are relative to the tiles of plain torch in fp64. Times are medians in milliseconds; every cut of the sweep must
-give the results of the first one. What wins belongs in ``CONFIGS`` of ``core/kernels/neighborhood.py``.
+Errors are relative to the tiles of plain torch in fp64. Times are medians in milliseconds; every cut of the sweep must
+give the results of the first one. What wins belongs in ``CONFIGS`` of ``core/kernels/neighborhood.py``. Where natten is
+installed, its time is printed too.
 """
 
 import argparse
