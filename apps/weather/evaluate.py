@@ -20,7 +20,7 @@ from apps import metrics
 from apps.agree import together
 from apps.cli import check_counts, option, parse
 from apps.meshes import domain_of, mesh_of
-from apps.weather import baselines, figures, results
+from apps.weather import baselines, figures, maps, results
 from apps.weather.dataset import Frames
 from apps.weather.ensemble import EnsembleConfig, chosen, load_stages, policy_of
 from apps.weather.hrrr import Hrrr
@@ -191,10 +191,10 @@ def _figures(found, channel, drawn, frames, config):
         if name == "ranks" and not any("rank_histogram" in own for own in found["scores"][channel].values()):
             continue
         pictures.append((title, caption, drawing(out / f"{name}_{channel}.png", found, channel)))
-    return pictures + _pictures(channel, drawn, frames, config)
+    return pictures + _pictures(found, channel, drawn, frames, config)
 
 
-def _pictures(channel, drawn, frames, config):
+def _pictures(found, channel, drawn, frames, config):
     """Maps of what was observed above what was forecast, at three leads of one case, and the same as an animation."""
     (index, panels), facts, (x, y) = drawn, frames.facts, frames.reader.axes
     start, leads = frames.reader.times[index], sorted({1, (config.steps + 1) // 2, config.steps})
@@ -204,13 +204,14 @@ def _pictures(channel, drawn, frames, config):
         for lead in range(1, config.steps + 1)
     ]
     rows = {name: [fields[lead - 1] for lead in leads] for name, fields in panels[channel].items()}
-    out, what = Path(config.out), (channel, facts.units[facts.channels.index(channel)])
+    label = found["long_names"][channel] + figures.in_units(found["units"][channel])
+    out, what = Path(config.out), (x, y, lines, channel, label)
     some = [titles[lead - 1] for lead in leads]
-    maps = figures.draw_maps(out / f"maps_{channel}.png", rows, some, x, y, lines, *what)
+    still = maps.draw_maps(out / f"maps_{channel}.png", rows, some, *what)
     told = f"Started {str(start)[:16].replace('T', ' ')} UTC. Sand: not seen."
-    moving = figures.animate(out / f"loop_{channel}.gif", panels[channel], titles, x, y, *what)
+    moving = maps.animate(out / f"loop_{channel}.gif", panels[channel], titles, *what)
     return [
-        ("Maps", f"{told} Black: state lines. STEPS: one member.", maps),
+        ("Maps", f"{told} Black: state lines. STEPS: one member.", still),
         ("Animation", f"{told} All leads, one after another.", moving),
     ]
 

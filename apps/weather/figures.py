@@ -1,9 +1,7 @@
-"""Figures of an evaluation from its results: scores against lead, events, probabilities, spectra, maps.
+"""Figures of an evaluation from its results: scores against lead, events, probabilities, spectra.
 
 Colours are those of Okabe and Ito, told apart by any eye; lines differ by their dashes too. Bands are the intervals.
 """
-
-from io import BytesIO
 
 import numpy as np
 
@@ -17,14 +15,13 @@ SOURCES = {  # label, colour, dashes
     "hrrr": ("HRRR", "#CC79A7", (0, (5, 1, 1, 1, 1, 1))),
     "observed": ("observed", "k", "-"),
 }
-MAPS = {"observed": "observed", "member 1": "model, member 1", "mean": "model, ensemble mean"}
 
 
 def draw_errors(path, results, channel):
     """CRPS, RMSE of the mean, bias, and spread over skill against lead."""
-    unit = results["units"][channel]
-    figure, axes = new_figure(1, 4, 14, 3.4)
-    panels = {"crps": f"CRPS ({unit})", "rmse": f"RMSE of the mean ({unit})", "bias": f"bias ({unit})"}
+    unit = in_units(results["units"][channel])
+    figure, axes = new_figure(1, 4, 11.5, 3.0)
+    panels = {"crps": f"CRPS{unit}", "rmse": f"RMSE of the mean{unit}", "bias": f"bias{unit}"}
     for ax, (score, label) in zip(axes[0], (panels | {"spread_skill": "spread / skill"}).items()):
         _against_lead(ax, results, channel, score)
         ax.set_ylabel(label)
@@ -39,15 +36,18 @@ def draw_events(path, results, channel):
     """CSI, POD, FAR, frequency bias and Brier score against lead, a column a threshold."""
     rows = {"csi": "CSI", "pod": "POD", "far": "FAR", "frequency_bias": "frequency bias", "brier": "Brier score"}
     names = event_names(results, channel)
-    figure, axes = new_figure(len(rows), len(names), max(3.3 * len(names), 6.5) + 0.5, 2.3 * len(rows) + 0.6)
+    figure, axes = new_figure(len(rows), len(names), _width(names), 1.9 * len(rows) + 0.6)
     for ax, name in zip(axes[0], names):
         ax.set_title(name, fontsize=11)
     for row, (score, label) in zip(axes, rows.items()):
         for i, ax in enumerate(row):
             _against_lead(ax, results, channel, score, i)
-            ax.set_ylim(*((0, 1) if score in ("csi", "pod", "far") else (0, None)))
+            ax.set_xlabel("lead (minutes)" if score == "brier" else "")  # below the last row
             if score == "frequency_bias":
                 ax.axhline(1, color="k", lw=0.8)
+        top = 1.05 * max(ax.get_ylim()[1] for ax in row)  # a row has one scale, but for Brier scores, which fall
+        for ax in row:  # with the frequency of the event
+            ax.set_ylim(0, None if score == "brier" else top if score == "frequency_bias" else min(top, 1))
         row[0].set_ylabel(label)
     return _finish(figure, axes[0][0], path)
 
@@ -55,7 +55,7 @@ def draw_events(path, results, channel):
 def draw_neighborhoods(path, results, channel):
     """FSS by threshold: against lead in the second window, and against the window at the last lead."""
     names, km = event_names(results, channel), results["windows"]["km"]
-    figure, axes = new_figure(2, len(names), max(3.3 * len(names), 6.5) + 0.5, 6.2)
+    figure, axes = new_figure(2, len(names), _width(names), 5.4)
     window = min(1, len(km) - 1)
     for i, (above, under, name) in enumerate(zip(axes[0], axes[1], names)):
         _against_lead(above, results, channel, "fss", i, window)
@@ -72,9 +72,9 @@ def draw_neighborhoods(path, results, channel):
 
 
 def draw_probabilities(path, results, channel):
-    """Reliability and ROC at the last lead, a column a threshold."""
-    names = event_names(results, channel)
-    figure, axes = new_figure(2, len(names), max(3.3 * len(names), 6.5) + 0.5, 6.6)
+    """Reliability with the use of each probability, and ROC, at a middle lead, a column a threshold."""
+    names, lead = event_names(results, channel), _some(results)[len(_some(results)) // 2]
+    figure, axes = new_figure(2, len(names), _width(names), 1.9 * _width(names) / max(len(names), 2) + 0.9)
     for i, (above, under, name) in enumerate(zip(axes[0], axes[1], names)):
         for ax in (above, under):
             ax.plot([0, 1], [0, 1], color="k", lw=0.8)
@@ -82,22 +82,35 @@ def draw_probabilities(path, results, channel):
             ax.grid(alpha=0.3)
         for source, value, low, high in _curves(results, channel, "reliability"):
             chance = np.linspace(0, 1, value.shape[-1])
-            _line(above, source, chance, value[-1, i], low[-1, i], high[-1, i])
+            _line(above, source, chance, value[lead, i], low[lead, i], high[lead, i])
         for source, own in results["scores"][channel].items():
             if "roc_pod" in own:
-                at = (_array(own[k])[-1, i] for k in ("roc_pofd", "roc_pod"))
+                at = (_array(own[k])[lead, i] for k in ("roc_pofd", "roc_pod"))
                 _line(under, source, *at)
-        above.set(title=f"{name}, {_lead(results, -1)}", xlabel="forecast probability")
+        _uses(above, _array(results["scores"][channel]["model"]["forecasts"])[lead, i])
+        above.set(title=f"{name}, {_lead(results, lead)}", xlabel="forecast probability")
         under.set_xlabel("false alarm rate (POFD)")
     axes[0][0].set_ylabel("observed frequency")
     axes[1][0].set_ylabel("hit rate (POD)")
     return _finish(figure, axes[0][0], path)
 
 
+def _uses(ax, counts):
+    """How often the model gave each probability, in a corner, on a logarithmic scale."""
+    corner = ax.inset_axes([0.06, 0.68, 0.32, 0.2])
+    share = counts / max(counts.sum(), 1)
+    corner.bar(np.arange(len(share)), share, color=SOURCES["model"][1])
+    corner.set(yscale="log", xticks=[], ylim=(1e-5, 2))
+    corner.yaxis.tick_right()
+    corner.set_yticks([1e-4, 1e-2, 1], ["0.0001", "0.01", "1"], fontsize=7)
+    corner.minorticks_off()
+    corner.set_title("share of uses", fontsize=8, pad=2)
+
+
 def draw_ranks(path, results, channel):
     """Rank histograms, a column a lead, of the forecasts that have members."""
     leads = _some(results)
-    figure, axes = new_figure(1, len(leads), 3.6 * len(leads) + 0.5, 3.3)
+    figure, axes = new_figure(1, len(leads), 3.4 * len(leads) + 0.5, 3.0)
     curves = list(_curves(results, channel, "rank_histogram"))
     for ax, lead in zip(axes[0], leads):
         for j, (source, value, low, high) in enumerate(curves):
@@ -109,124 +122,55 @@ def draw_ranks(path, results, channel):
             ax.axhline(1 / len(share), color="k", lw=0.8)
         ax.set(title=_lead(results, lead), xlabel="members below what was observed")
         ax.set_xticks(range(len(share)))
+    top = max(ax.get_ylim()[1] for ax in axes[0])
+    for ax in axes[0]:
+        ax.set_ylim(0, top)
     axes[0][0].set_ylabel("share of points")
     return _finish(figure, axes[0][0], path)
 
 
 def draw_spectra(path, results, channel):
     """Power against wavelength above its ratio to what was observed, a column a lead."""
-    leads, unit = _some(results), results["units"][channel]
+    leads, unit = _some(results), in_units(results["units"][channel], "²")
     wave = np.sqrt(np.prod(results["wavelengths_km"], axis=0))
-    figure, axes = new_figure(2, len(leads), 3.9 * len(leads) + 0.5, 6.4)
+    figure, axes = new_figure(2, len(leads), 3.5 * len(leads) + 0.5, 5.8)
     for (above, under), lead in zip(axes.T, leads):
         for ax, score in ((above, "power"), (under, "power_ratio")):
-            for source, value, low, high in _curves(results, channel, score):
+            curves = list(_curves(results, channel, score))
+            for source, value, low, high in curves:
                 _line(ax, source, wave, value[lead], low[lead], high[lead], marker=None)
-            ax.set(xscale="log", yscale="log", xlabel="wavelength (km)", xlim=(wave[0], wave[-1]))
+            seen = any((value[lead] > 0).any() for _, value, _, _ in curves)
+            ax.set(xscale="log", yscale="log" if seen else "linear", xlim=(wave[0], wave[-1]))
+            ax.set_xlabel("wavelength (km)")
             _plain_ticks(ax.xaxis, wave)
             ax.grid(alpha=0.3)
         above.set_title(_lead(results, lead))
         under.axhline(1, color="k", lw=0.8)
         under.set_ylim(0.1, 10)
         _plain_ticks(under.yaxis, (0.1, 10))
-    axes[0][0].set_ylabel(f"power ({unit}²)" if unit != "1" else "power")
+    seen = [ax for ax in axes[0] if ax.get_yscale() == "log"]
+    ends = [ax.get_ylim() for ax in seen]
+    for ax in seen:
+        ax.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+    axes[0][0].set_ylabel(f"power{unit}")
     axes[1][0].set_ylabel("power / observed power")
     return _finish(figure, axes[0][0], path)
 
 
-def draw_maps(path, rows, titles, x, y, lines, channel, units):
-    """Maps {source: [field (y, x), ...]}, a row each, a column per title; NaN has the colour of sand.
-
-    x, y: map coordinates in m, ascending; lines: borders as (x, y) arrays (n, 2) in m.
-    """
-    height = 4.0 * len(y) / len(x)
-    figure, axes = new_figure(len(rows), len(titles), 4.0 * len(titles) + 1.2, (height + 0.12) * len(rows) + 0.5)
-    extent = [v / 1e3 for v in (x[0], x[-1], y[0], y[-1])]
-    style = _style(channel, rows)
-    for row, (source, fields) in zip(axes, rows.items()):
-        for ax, field in zip(row, fields):
-            ax.set_facecolor("#dcc9a3")
-            image = ax.imshow(field, origin="lower", extent=extent, interpolation="nearest", **style)
-            for line in lines:
-                ax.plot(line[:, 0] / 1e3, line[:, 1] / 1e3, color="k", lw=0.8, path_effects=_halo())
-            ax.set(xlim=extent[:2], ylim=extent[2:], xticks=[], yticks=[])
-        row[0].set_ylabel(MAPS.get(source) or SOURCES[source][0], fontsize=11)
-    for ax, title in zip(axes[0], titles):
-        ax.set_title(title, fontsize=11)
-    _scale_bar(axes[-1][0], extent)
-    figure.colorbar(image, ax=axes, shrink=0.6, pad=0.01, label=f"{channel} ({units})", extend="both")
-    return save_figure(figure, path)
-
-
-def animate(path, rows, titles, x, y, channel, units):
-    """The fields of `draw_maps` one lead after another, sources beside each other: a GIF that starts over."""
-    from matplotlib import pyplot
-    from PIL import Image
-
-    extent, style, height = [v / 1e3 for v in (x[0], x[-1], y[0], y[-1])], _style(channel, rows), len(y) / len(x)
-    figure, axes = new_figure(1, len(rows), 3.2 * len(rows) + 0.9, 3.2 * height + 0.7)
-    images = []
-    for ax, (source, fields) in zip(axes[0], rows.items()):
-        ax.set_facecolor("#dcc9a3")
-        images.append(ax.imshow(fields[0], origin="lower", extent=extent, interpolation="nearest", **style))
-        ax.set(xticks=[], yticks=[], title=MAPS.get(source) or SOURCES[source][0])
-    figure.colorbar(images[0], ax=axes, shrink=0.8, pad=0.01, label=f"{channel} ({units})", extend="both")
-
-    frames, box = [], None
-    for lead, title in enumerate(titles):
-        figure.suptitle(title, fontsize=11)
-        for image, fields in zip(images, rows.values()):
-            image.set_data(fields[lead])
-        if box is None:  # the first frame is laid out, the others lie as it does, without the margins it left
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")
-            box = figure.get_tightbbox().padded(0.1)
-        picture = BytesIO()
-        figure.savefig(picture, dpi=60, bbox_inches=box)
-        frames.append(Image.open(picture).convert("RGB").quantize(dither=Image.Dither.NONE))
-    part = path.with_name(f".{path.name}")
-    frames[0].save(part, "GIF", save_all=True, append_images=frames[1:], duration=500, loop=0)
-    pyplot.close(figure)
-    part.rename(path)
-    return path
-
-
-def _scale_bar(ax, extent):
-    """A length that a reader knows, 1, 2 or 5 times a power of ten of km, at the lower left."""
-    (left, right), (low, high) = extent[:2], extent[2:]
-    size = 10 ** np.floor(np.log10((right - left) / 3))
-    size *= max(k for k in (1, 2, 5) if k * size <= (right - left) / 3)
-    at, level = left + 0.04 * (right - left), low + 0.06 * (high - low)
-    ax.plot([at, at + size], [level] * 2, color="k", lw=3, solid_capstyle="butt", path_effects=_halo())
-    ax.text(at + size / 2, level + 0.03 * (high - low), f"{size:g} km", ha="center", va="bottom", fontsize=9,
-            path_effects=_halo())  # fmt: skip
-
-
-def _halo():
-    """White around what is black, so that it is seen on dark and light."""
-    from matplotlib.patheffects import withStroke
-
-    return [withStroke(linewidth=2.2, foreground="white", alpha=0.8)]
-
-
-def _style(channel, rows):
-    """Scales of what was observed, which no forecast can stretch, in colours of even lightness.
-
-    Radar from 5 dBZ on, white below; cold cloud tops bright, as on satellite pictures.
-    """
-    from matplotlib import pyplot
-
-    if channel.startswith("ref"):
-        return dict(cmap=pyplot.get_cmap("inferno_r").with_extremes(under="white"), vmin=5, vmax=60)
-    values = np.concatenate([np.ravel(field) for name in ("observed", "persistence") for field in rows.get(name, [])])
-    low, high = np.nanpercentile(values, (1, 99)) if np.isfinite(values).any() else (0, 1)
-    return dict(cmap="gray_r" if channel.startswith("bt") else "viridis", vmin=low, vmax=max(high, low + 1e-6))
+def in_units(unit, power=""):
+    """What follows the name of a score: its unit in brackets, nothing for pure numbers."""
+    return "" if unit == "1" else f" ({unit}{power})"
 
 
 def event_names(results, channel):
     """The events of a channel as a reader sees them, such as "≥ 35 dBZ"; none for a channel without."""
     events, unit = results["events"].get(channel), results["units"][channel]
     return [f"{'<' if events['below'] else '≥'} {t:g} {unit}" for t in events["thresholds"]] if events else []
+
+
+def _width(names):
+    """Of a figure with a column a threshold, inches."""
+    return max(2.75 * len(names), 6) + 0.5
 
 
 def _against_lead(ax, results, channel, score, *at):
@@ -305,7 +249,8 @@ CHAPTERS = {  # name of the file: drawing, title, caption
         draw_probabilities,
         "Reliability and ROC",
         "Above, how often the event happened where a share of the members foresaw it: on the diagonal if forecasts are "
-        "reliable. Below, hit rate against false alarm rate as ever fewer members are asked for.",
+        "reliable; in the corner, how often the model gave each probability. Below, hit rate against false alarm rate "
+        "as ever fewer members are asked for.",
     ),
     "ranks": (
         draw_ranks,

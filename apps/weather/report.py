@@ -6,7 +6,7 @@ import os
 from html import escape
 from pathlib import Path
 
-from apps.weather.figures import SOURCES, event_names
+from apps.weather.figures import SOURCES, event_names, in_units
 from apps.weather.results import FEWEST, better, pick
 
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:1200px;margin:2rem auto;padding:0 1rem;color:#222}
@@ -22,7 +22,7 @@ def write_report(path, results, figures):
     """The report of ``results``; figures: {channel: [(title, caption, path of a PNG or GIF)]}."""
     parts = [_head(results)]
     for channel in results["scores"]:
-        parts.append(f"<h2>{escape(channel)}</h2>{_table(results, channel)}")
+        parts.append(f"<h2>{escape(channel)}: {escape(results['long_names'][channel])}</h2>{_table(results, channel)}")
         parts.append(_sun_table(results, channel))
         parts += [_figure(*figure) for figure in figures.get(channel, [])]
     parts.append(f"<details><summary>Provenance</summary><pre>{escape(_provenance(results))}</pre></details>")
@@ -53,8 +53,8 @@ def _head(results):
 
 def _table(results, channel):
     """Scores by lead; a mark stands beside a baseline from which the model's differs for sure."""
-    unit, names = results["units"][channel], event_names(results, channel)
-    rows = [(f"CRPS ({unit})", "crps", (), True), (f"RMSE of the mean ({unit})", "rmse", (), True)]
+    unit, names = in_units(results["units"][channel]), event_names(results, channel)
+    rows = [(f"CRPS{unit}", "crps", (), True), (f"RMSE of the mean{unit}", "rmse", (), True)]
     if names:
         main, window = len(names) // 2, min(1, len(results["windows"]["km"]) - 1)
         where = f"{names[main]}, {results['windows']['km'][window]:.0f} km"

@@ -4,7 +4,7 @@ Top level (schema "shardfield-verification-1"); a list over leads unless it says
 
     cases            starting times, ISO, UTC; lead_minutes: minutes after them; split of the archive
     members          {source: members}; sources are "model" and the baselines
-    units, events    {channel: unit}, {channel: {"thresholds": [...], "below": bool}}
+    units, long_names, events    {channel: unit}, {channel: what it is}, {channel: {"thresholds": [...], "below": bool}}
     windows          {"cells": [...], "km": [...]}, of fss
     wavelengths_km   upper and lower end of each band of the spectra, [[...], [...]]
     scores           {channel: {source: {score: [lead] or [lead][threshold] or [lead][threshold][window] ...}}}
@@ -30,6 +30,7 @@ import torch
 
 from apps import metrics
 from apps.weather.events import AT_SUN, EVENTS, SUN, WINDOWS
+from data.weather.channels import CHANNELS
 
 SCHEMA = "shardfield-verification-1"
 FEWEST = 5  # blocks of starting times: of fewer, draws do not say how far the score may be off
@@ -73,6 +74,7 @@ def summarize(sums, facts, times, config, sources, about):
         "lead_minutes": [facts.step_minutes * lead for lead in range(1, config.steps + 1)],
         "members": {"model": config.members} | {s: config.members if s == "steps" else 1 for s in sources},
         "units": dict(zip(facts.channels, facts.units)),
+        "long_names": {name: CHANNELS[name].long_name.replace(" um", " µm") for name in facts.channels},
         "events": {c: asdict(EVENTS[c]) for c in facts.channels if c in EVENTS},
         "windows": {"cells": WINDOWS, "km": [w * spacing for w in WINDOWS]},
         "wavelengths_km": [[length / k for k in part] for part in (edges[:-1], edges[1:])],
