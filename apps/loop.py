@@ -24,7 +24,7 @@ from apps.record import Record, peak_memory
 from apps.restart import launch, put_aside, restarted
 from apps.training import OPTIMIZERS, Swapped, gradients_sent, optimizers_of, recompute
 from core import InputError, checkpoint
-from core.capture import capture
+from core.capture import capture, paused
 from core.parallelize import parallelize, unwrapped
 from data.sampler import DomainSampler
 
@@ -224,8 +224,9 @@ class _Run:
     @torch.no_grad()
     def validate(self):
         self.model.eval()
-        with self._averaged(), self._autocast():
-            self.scores = self.task.validate(unwrapped(self.model))
+        model = unwrapped(self.model)
+        with paused(model), self._averaged(), self._autocast():
+            self.scores = self.task.validate(model)
         self.model.train()
         if self.chief:
             self.logged = time.perf_counter(), self.step

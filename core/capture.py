@@ -8,6 +8,7 @@ What the recording needs is what CUDA graphs need: no value is looked at on the 
 random number of ours is drawn.
 """
 
+from contextlib import contextmanager
 from operator import is_
 
 import torch
@@ -46,6 +47,18 @@ def release(module):
     """Gives a captured module its own forward pass back."""
     if isinstance(module.forward, _Captured):
         module.forward = module.forward.original.as_it_was
+
+
+@contextmanager
+def paused(module):
+    """Calls of the module inside run as they were, and its recordings stay: for shapes that come once."""
+    recorded = module.forward
+    release(module)
+    try:
+        yield
+    finally:
+        if isinstance(recorded, _Captured):
+            module.forward = recorded
 
 
 class _Original(nn.Module):

@@ -179,6 +179,22 @@ class Points:
         return np.concatenate(found) if found else self.reader.read(key, name, (slice(0, 0),))
 
 
+class Stacked:
+    """A data.reader.Reader of several samples of one length as one array with a dim more, which reaches the device in
+    one copy; sample: their run ids. parts: a `Points` for each of them."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def shape(self, runs, name):
+        """Global shape; reads metadata only."""
+        return (len(runs), *self.parts[0].shape(runs[0], name))
+
+    def read(self, runs, name, index):
+        """Values of ``index``, fp64."""
+        return np.stack([part.read(run, name, index[1:]) for part, run in zip(self.parts, runs)])[index[0]]
+
+
 def _mean_area(reader, rows=65536):
     """Mean area of a fair sample of the cells of the first training run, m2: a scale, the same on every rank."""
     key = f"{reader.splits['train'][0]}/surface"

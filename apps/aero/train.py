@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard
 
 from apps.aero import figures, metrics
 from apps.aero.config import EMBEDDED, EMBEDDED_VOLUME, TrainConfig
-from apps.aero.dataset import Points, Scaling, require_runs, rows_of, runs_of, sample_start
+from apps.aero.dataset import Points, Scaling, Stacked, require_runs, rows_of, runs_of, sample_start
 from apps.aero.losses import field_loss, force_loss, std_over_q
 from apps.aero.model import Transolver
 from apps.aero.outputs import drawn, written
@@ -56,8 +56,7 @@ class FieldTask:
     def loss(self, model, samples):
         """Sum over clouds of the mean over samples; rows that the archive holds back do not count."""
         with together():
-            read = {kind: [self._read(kind, *sample) for sample in samples] for kind in self.kinds}
-        clouds = {kind: [torch.stack(parts) for parts in zip(*rows)] for kind, rows in read.items()}
+            clouds = {kind: self._read(kind, samples) for kind in self.kinds}
         outputs = model(*(cloud[0] for cloud in clouds.values()))
         outputs = outputs if len(clouds) > 1 else (outputs,)
         found = zip(outputs, clouds.values())
@@ -69,12 +68,13 @@ class FieldTask:
             total = total + self.config.force_weight * term
         return total
 
-    def _read(self, kind, sample, position):
-        run = self.runs[sample]
-        start = sample_start(self.count_rows[kind][run], self.config.seed, position)
-        points = Points(self.reader, self.scalings[kind], start, self.rows[kind])
+    def _read(self, kind, samples):
+        """Features, targets and more of all samples, each (batch, points, ...)."""
+        runs, rows = [self.runs[sample] for sample, _ in samples], self.count_rows[kind]
+        starts = [sample_start(rows[run], self.config.seed, at) for run, (_, at) in zip(runs, samples)]
+        batch = Stacked([Points(self.reader, self.scalings[kind], start, self.rows[kind]) for start in starts])
         names = ("features", "targets", "weight", *(("area",) if self._weighs(kind) else ()))
-        return [read_sharded(points, run, name, self.mesh["domain"], [Shard(0)], dtype=self.dtype) for name in names]
+        return [read_sharded(batch, runs, name, self.mesh["domain"], [Shard(1)], dtype=self.dtype) for name in names]
 
     def _weighs(self, kind):
         return kind == "surface" and self.config.force_weight > 0
