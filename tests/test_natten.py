@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.tensor import Shard
 
 from core import ShardingError, neighborhood_attention, scatter_tensor, set_neighborhood_kernel
 from core.kernels import natten
+from core.ops import around
 from core.ops.windows import Axis, Window
 
 CASES = {  # shape, size, dilation, causal
@@ -67,7 +69,8 @@ def _results(operands, call):
     return out, *torch.autograd.grad((out * out).sum(), operands)
 
 
-def cut(meshes, name, split):
+def cut(meshes, name, split, again):
+    """How often natten was called; ``again``: keys are fetched for the backward pass once more."""
     shape, *call = CASES[name]
     rows = [round(shape[1] * part) for part in SPLITS[split]]
     rows[1] = shape[1] - rows[0]
@@ -77,7 +80,7 @@ def cut(meshes, name, split):
         scatter_tensor(t.detach(), None, meshes["2"], [Shard(1)], sizes={0: tuple(rows)}, requires_grad=True)
         for t in whole
     ]
-    with _installed(calls, "natten"):
+    with _installed(calls, "natten"), patch.object(around, "_most_kept", 0 if again else around._most_kept):
         found = _results(shards, call)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a.full_tensor(), b, atol=1e-12, rtol=1e-10)
@@ -87,8 +90,9 @@ def cut(meshes, name, split):
 @pytest.mark.parametrize("split", SPLITS)
 def test_windows_are_those_of_the_whole_grid(pool, split):
     for name in CASES:
-        used = pool.run(cut, name, split)[:2]
-        assert used[0] == 1 and used[1] == (split != "empty"), name
+        for again in (False, True):
+            used = pool.run(cut, name, split, again)[:2]
+            assert used == [1 + again, (1 + again) * (split != "empty")], name
 
 
 def _call(dtype=torch.bfloat16, grad=True, rows=(0, 12)):
@@ -119,9 +123,13 @@ def timed(monkeypatch):
 def test_the_faster_one_is_taken_and_each_kind_timed_once(timed):
     asked, times = timed
     with _installed([], "auto"):
-        assert not natten.preferred(*_call(), _own) and asked == [natten.attention, _own]
+        assert not natten.preferred(*_call(), _own) and asked == [_own, natten.attention]
         times[natten.attention] = 0.5
         assert not natten.preferred(*_call(), _own) and len(asked) == 2
+        assert not natten.preferred(*_call(), _own, again=True)  # 0.5 twice is no less than 1
+        times[natten.attention] = 0.4
+        assert natten.preferred(*_call(rows=(0, 6)), _own, again=True) and asked[5:] == [_own, *[natten.attention] * 2]
+        asked[2:] = []
         for i, other in enumerate((_call(grad=False), _call(torch.float16), _call(rows=(0, 5)), _call(rows=(3, 9)))):
             assert natten.preferred(*other, _own) and natten.preferred(*other, _own) and len(asked) == 4 + 2 * i
 

@@ -47,7 +47,7 @@ def set_neighborhood_kernel(name):
     _asked = name
 
 
-def preferred(q, k, v, axes, scale, own):
+def preferred(q, k, v, axes, scale, own, again=False):
     """Whether natten should compute this call.
 
     Args:
@@ -55,6 +55,7 @@ def preferred(q, k, v, axes, scale, own):
         axes: one ``core.ops.windows.Axis`` for each dim of the grid.
         scale: factor of the products.
         own: (q, k, v, axes, scale) -> what our kernel gives, or None where we have none for them.
+        again: a backward pass will come, and natten's forward pass is then computed once more; ours is not.
     """
     if _asked == "own" or _library() is None or not _eager(q) or not _fits(axes, scale):
         return False
@@ -62,13 +63,13 @@ def preferred(q, k, v, axes, scale, own):
         return True
     if own is None or q.dtype not in _HALF or max(q.numel(), k.numel()) >= 2**31:
         return False
-    train = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    train = again or (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)))
     strict = torch.are_deterministic_algorithms_enabled()
-    kind = q.shape, q.dtype, q.device, axes, train, strict
+    kind = q.shape, q.dtype, q.device, axes, train, again, strict
     if kind not in _faster:
         if q.is_cuda and torch.cuda.is_current_stream_capturing():
             return False  # nothing can be measured: what was not called before takes our kernel
-        _faster[kind] = _is_faster((q, k, v), axes, scale, own, train)
+        _faster[kind] = _is_faster((q, k, v), axes, scale, own, train, again)
     return _faster[kind]
 
 
@@ -116,11 +117,13 @@ def _fits(axes, scale):
     return scale > 0 and all(a.keys >= a.window.size * a.window.dilation for a in axes)
 
 
-def _is_faster(operands, axes, scale, own, train):
+def _is_faster(operands, axes, scale, own, train, again):
     leaves = [t.detach().requires_grad_(train) for t in operands]
     if not _is_compiled(leaves[1], *leaves[1:]):
         return False
-    return _seconds(attention, leaves, axes, scale) < _seconds(own, leaves, axes, scale)
+    with torch.set_grad_enabled(train):
+        ours, theirs = (_seconds(attend, leaves, axes, scale) for attend in (own, attention))
+    return theirs + (_seconds(attention, operands, axes, scale) if again else 0) < ours
 
 
 def _seconds(attend, leaves, axes, scale):

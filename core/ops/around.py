@@ -10,7 +10,7 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from core.kernels import has_kernel, natten, numbers_of
+from core.kernels import Neighborhood, has_kernel, natten, numbers_of
 from core.ops.halo import fetch
 
 _most_kept = 2**25  # bytes of keys and values with those of others that stay for the backward pass
@@ -51,28 +51,30 @@ class Around(Function):
     def forward(ctx, q, k, v, halos, attend: Callable, axes, scale):
         kind, factor = q.device.type, q.shape[-1] ** -0.5 if scale is None else scale
         keys, values = fetched(k, v, halos).chunk(2, -1)
-        ctx.call, ctx.own = (halos, attend, axes, scale), (numbers_of(axes), factor)
+        own = Neighborhood.apply if q.numel() and has_kernel(q, factor) else None
+        theirs = natten.preferred(q, keys, values, axes, factor, own, again=True)
+        ctx.call = halos, natten.attention if theirs else attend, axes, factor
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        if q.numel() and has_kernel(q, factor) and not natten.preferred(q, keys, values, axes, factor, None):
-            out, sums = torch.ops.core.neighborhood_forward(q, keys, values, *ctx.own)
+        if own and not theirs:
+            out, sums = torch.ops.core.neighborhood_forward(q, keys, values, numbers_of(axes), factor)
             ctx.save_for_backward(q, k, v, out, sums)
             return out
         ctx.save_for_backward(q, k, v)
-        return attend(q, keys, values, axes, scale)
+        return ctx.call[1](q, keys, values, axes, factor)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        (q, k, v, *results), (halos, attend, axes, scale) = ctx.saved_tensors, ctx.call
+        (q, k, v, *results), (halos, attend, axes, factor) = ctx.saved_tensors, ctx.call
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_() for t in (k, v)]
             kv = fetched(*leaves, halos)
         near = q, *kv.detach().chunk(2, -1)
         if results:
-            grad_q, *grads = torch.ops.core.neighborhood_backward(grad, *near, *results, *ctx.own)
+            grad_q, *grads = torch.ops.core.neighborhood_backward(grad, *near, *results, numbers_of(axes), factor)
         else:
             near = [t.detach().requires_grad_() for t in near]
             with torch.enable_grad(), torch.autocast(*ctx.autocast):
-                out = attend(*near, axes, scale)
+                out = attend(*near, axes, factor)
             grad_q, *grads = torch.autograd.grad(out, near, grad)
         return grad_q, *torch.autograd.grad(kv, leaves, torch.cat(grads, -1)), None, None, None, None
