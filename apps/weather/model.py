@@ -166,8 +166,8 @@ def modulated(x, shift, scale):
 
 def fourier(level):
     """Sines and cosines of the noise level, (batch,) to (batch, 2 LEVELS): waves of length 20 down to 0.2."""
-    frequency = 2 * math.pi * torch.logspace(math.log10(0.05), math.log10(5.0), LEVELS).to(level)
-    angle = level[:, None] * frequency
+    frequency = 2 * math.pi * torch.logspace(math.log10(0.05), math.log10(5.0), LEVELS, device=level.device)
+    angle = level[:, None] * frequency.to(level.dtype)
     return torch.cat([angle.sin(), angle.cos()], -1)
 
 

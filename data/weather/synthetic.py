@@ -47,8 +47,8 @@ def build_synthetic(path, storms=None, grid=None, mode="w-"):
     """Write a synthetic archive with the schema of a real one.
 
     storms: `Storms`; grid: `data.weather.grid.Grid` (default 64 x 96 points at 6 km); mode: see `write_archive`.
-    The last two days are the test split, the second of them of a regime that training never sees, and the day before
-    them is the valid split; of three days the last one is the test. Raises `InputError`.
+    A tenth of the days, one at least, is the valid split; after it come as many of the test split and one more, of a
+    regime that training never sees; three days have no such one. Raises `InputError`.
     """
     storms, grid = storms or Storms(), grid or hrrr_crop(**WINDOW)
     if storms.days < 3:
@@ -58,8 +58,9 @@ def build_synthetic(path, storms=None, grid=None, mode="w-"):
             raise InputError("is not made", variable=name, remedy=f"Choose among {', '.join(SEEN)}")
     first = np.datetime64(storms.start, "s") + np.arange(storms.days) * np.timedelta64(storms.spacing, "D")
     times = (first[:, None] + np.arange(storms.frames) * STEP).reshape(storms.days, -1)
-    test = storms.days - (2 if storms.days >= 4 else 1)
-    days = (0, test - 2), (test - 1, test - 1), (test, storms.days - 1)
+    held = max(storms.days // 10, 1)
+    test = storms.days - held - (storms.days >= 4)
+    days = (0, test - held - 1), (test - held, test - 1), (test, storms.days - 1)
     splits = date_splits(*((times[a, 0], times[b, -1]) for a, b in days))
     frames = (frame for day in range(storms.days) for frame in day_frames(storms, grid, day, times[day]))
     strange = [[str(t[0]), str(t[-1])] for day, t in enumerate(times) if storms.strange(day)]
