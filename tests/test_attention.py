@@ -141,7 +141,7 @@ def test_mixed_types_are_refused(pool):
 
 
 def terms_add_up_in_fp32(meshes, strategy):
-    """Of four ranks one gives 256 to the gradient of every value and three give 0.5, which bf16 would lose each time."""
+    """Of four ranks one gives 256 to the gradient of a value and three give 0.5, which bf16 would lose each time."""
     q, k, v = (cut(torch.zeros(1, 4, 4, 8, dtype=torch.bfloat16), meshes["4"], 2) for _ in range(3))
     grad = torch.tensor([1024.0, 2, 2, 2]).bfloat16().view(1, 1, 4, 1).expand(1, 4, 4, 8)
     out = with_strategy(strategy, F.scaled_dot_product_attention)(q, k, v)
