@@ -5,8 +5,8 @@
 
 Every GPU may take ``--gib``. Two small sizes tell how memory grows, then sizes around the one that should just fit are
 tried from below, each by real training steps with AdamW. What runs out of memory ends its process: no rank has to be
-told while it waits for a message, for the launcher ends them all, and the last size that was reported counts. Keys of
-attention that are gathered would lie whole on every rank, so ``heads`` are cut instead (``--strategy``).
+told while it waits for a message, for the launcher ends them all, and the last size that was reported counts. Where many
+ranks share an image, keys of attention that are gathered weigh more than what ``--strategy heads`` keeps twice.
 """
 
 import argparse
@@ -141,7 +141,7 @@ def main():
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--gib", type=float, help="that a GPU may take; 24, or 0.02 where small")
     parser.add_argument("--only", default="", help="part of the case's name")
-    parser.add_argument("--strategy", default="heads", choices=["auto", "gather", "ring", "heads"], help="of attention")
+    parser.add_argument("--strategy", default="auto", choices=["auto", "gather", "ring", "heads"], help="of attention")
     parser.add_argument("--ranks", type=int, help="all GPUs of this host; 2 where small")
     parser.add_argument("--case", choices=list(CASES), help=argparse.SUPPRESS)
     parser.add_argument("--numbers", type=int, nargs="+", help=argparse.SUPPRESS)

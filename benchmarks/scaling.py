@@ -31,7 +31,14 @@ from apps.aero.model import ModelConfig as TransolverConfig
 from apps.aero.model import Transolver
 from benchmarks import models
 from benchmarks.wire import Tape
-from core import DistributedManager, ShardTensor, capture, scatter_tensor, set_attention_strategy
+from core import (
+    DistributedManager,
+    ShardTensor,
+    capture,
+    neighborhood_attention,
+    scatter_tensor,
+    set_attention_strategy,
+)
 from core.capture import release
 from core.debug import trace
 from core.gradients import gather_in_buckets
@@ -52,12 +59,25 @@ class Slots(nn.Module):
         return slot_read(q, self.k, slot_sums(q, self.k, v).to(q.dtype))
 
 
+class Near(nn.Module):
+    """Neighborhood attention, and nothing else."""
+
+    def __init__(self, kernel):
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, q, k, v):
+        return neighborhood_attention(q, k, v, self.kernel)
+
+
 def cases(small):
     """name -> (module, input shapes, dim that is cut)"""
     config = TransolverConfig(features=6, outputs=4, width=256, layers=4, heads=8, slices=128)
     yield from models.cases(small, lambda: Transolver(config))
     for n, slots in ((256, 16),) if small else ((300_000, 128), (1_200_000, 128), (1_200_000, 512)):
         yield f"slots {n} x {slots}", lambda s=slots: Slots(s), [(1, 8, n, 32)] * 2, 2
+    for kernel, *shape in ((5, 16, 16, 2, 8),) if small else ((31, 256, 448, 16, 48), (49, 256, 448, 6, 128)):
+        yield f"neighborhood {kernel}", lambda k=kernel: Near(k), [(1, *shape)] * 3, 1
 
 
 # -- one measurement --------------------------------------------------------------------------------------------------
