@@ -5,8 +5,8 @@
 
 Every GPU may take ``--gib``. Two small sizes tell how memory grows, then sizes around the one that should just fit are
 tried from below, each by real training steps with AdamW. What runs out of memory ends its process: no rank has to be
-told while it waits for a message, for the launcher ends them all, and the last size that was reported counts. Where many
-ranks share an image, keys of attention that are gathered weigh more than what ``--strategy heads`` keeps twice.
+told while it waits for a message, for the launcher ends them all, and the last size that was reported counts. Where
+many ranks share an image, keys of attention that are gathered weigh more than what ``--strategy heads`` keeps twice.
 """
 
 import argparse
