@@ -7,8 +7,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
+from apps.aero.model import ModelConfig as TransolverConfig
+from apps.aero.model import Transolver
+from apps.weather.model import Denoiser
+from apps.weather.model import ModelConfig as DenoiserConfig
 from core import ShardingError, capture, scatter_tensor
-from core.capture import Held, release
+from core.capture import Held, paused, release
 from core.parallelize import parallelize, unwrapped
 
 
@@ -107,6 +111,40 @@ def with_other_weights(meshes):
         assert len(pair[1].forward.recordings) == 1
 
 
+def models(meshes):
+    """Both applications' models, with every kind of place and gap: nothing of theirs is made on the host."""
+    mesh = meshes[max(meshes)]
+    kinds = [dict(positions=k, gaps=g, grid=(4, 3)) for k, g in (("waves", "inputs"), ("rotary", "both"))]
+    kinds += [dict(positions="learned", gaps="tokens", grid=(4, 3), qk_norm=True)]
+    sizes = dict(width=32, depth=1, heads=2, kernel=3, patch=2, fine=4, window=(1, 2))
+    forecasters = [
+        (lambda k=k: Denoiser(DenoiserConfig(2, 5, **sizes, **k)), [(2, 2, 8, 6), (2, 5, 8, 6), (2,)], 2) for k in kinds
+    ]
+    slices = [
+        (lambda p=p: Transolver(TransolverConfig(width=32, heads=2, slices=8, plus=p)), [(2, 50, 6)], 1) for p in (0, 1)
+    ]
+    for make, shapes, dim in (*forecasters, *slices):
+        torch.manual_seed(0)
+        pair = [make().cuda().eval() for _ in range(2)]
+        pair[1].load_state_dict(pair[0].state_dict())
+        capture(pair[1])
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            whole = [torch.rand(s).cuda() for s in shapes]
+            found = []
+            for model in pair:
+                inputs = [scatter_tensor(x, None, mesh, [Shard(dim)]) if x.ndim > 1 else x for x in whole]
+                model.zero_grad()
+                out = model(*inputs)
+                (out**2).mean().backward()
+                found.append([out.detach().full_tensor(), *(p.grad for p in model.parameters() if p.grad is not None)])
+            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+        assert len(pair[1].forward.recordings) == 1
+        with paused(pair[1]), torch.no_grad():
+            pair[1](*inputs)
+        assert len(pair[1].forward.recordings) == 1
+
+
 def refused(meshes):
     model, one = capture(made()), torch.ones((), device="cuda").double()
     first, _ = (model(image(meshes[max(meshes)], 0, True), one) for _ in range(2))
@@ -125,7 +163,7 @@ def gpus():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("check", (as_eager, between_data_groups, with_other_weights, refused))
+@pytest.mark.parametrize("check", (as_eager, between_data_groups, with_other_weights, models, refused))
 def test_on_gpus(gpus, check):
     gpus.run(check, timeout=120)
 
