@@ -9,7 +9,7 @@ import xarray
 from weather_files import hrrr_keys, write_subhourly
 
 from apps.cli import parse
-from apps.weather import evaluate, forecast, products, train
+from apps.weather import evaluate, forecast, look, maps, products, train
 from apps.weather.dataset import Facts, Frames
 from apps.weather.hrrr import Hrrr
 from apps.weather.policy import Policy
@@ -201,6 +201,22 @@ def test_products_of_a_forecast(coupled):
     assert np.isnan(data.refc_probability_matched_mean[0, 2].values[~known]).all()
     assert data.refc.attrs["ancillary_variables"] == "refc_seen"
     assert data.bt13.attrs["standard_name"] == "toa_brightness_temperature"
+
+
+def test_pictures_show_members_and_chances(coupled, monkeypatch, capsys):
+    drawn, data = {}, xarray.open_zarr(coupled)
+    monkeypatch.setattr(maps, "draw_maps", lambda path, rows, *rest: drawn.update({path.name: (rows, *rest)}))
+    look.main(["--forecast", str(coupled)])
+    names = [f"coupled_{name}.png" for name in ("c02", "bt13", "bt13_chance", "refc", "refc_chance")]
+    assert sorted(drawn) == sorted(names) and capsys.readouterr().out.count("figure") == 5
+    rows, titles, x, y, lines, channel, label = drawn["coupled_refc.png"]
+    assert titles[1] == "2021-05-28 19:20 UTC, +30 min" and label == "composite radar reflectivity (dBZ)" and lines
+    assert list(rows) == ["member 1", "member 2", "probability_matched_mean"]
+    np.testing.assert_allclose(rows["member 2"][2], data.refc[0, 4, 1])
+    np.testing.assert_allclose(rows["probability_matched_mean"][1], data.refc_probability_matched_mean[0, 2], rtol=1e-6)
+    rows = drawn["coupled_bt13_chance.png"][0]
+    assert list(rows) == ["< 235 K", "< 220 K"]
+    np.testing.assert_allclose(rows["< 235 K"][0], data.bt13_neighborhood_maximum_probability[0, 0, 0])
 
 
 def test_the_matched_mean_has_the_places_of_the_mean_and_the_values_of_the_members():

@@ -13,7 +13,13 @@ from apps.report import new_figure, save_figure
 from apps.weather.events import LEAST, SOLAR
 from apps.weather.figures import SOURCES
 
-ROWS = {"observed": "observed", "member 1": "model, member 1", "mean": "model, ensemble mean"}
+ROWS = {
+    **{name: label for name, (label, *_) in SOURCES.items()},
+    **{f"member {number}": f"model, member {number}" for number in (1, 2)},
+    "mean": "model, ensemble mean",
+    "probability_matched_mean": "model, matched mean",
+}
+CHANCE = "chance"  # in place of a channel: shares from 0 to 1
 UNSEEN = "#e3d5b8"  # sand
 RADAR = [  # from 5 dBZ on
     "#e6f0f8", "#cfe2f1", "#b0d1e8", "#8ebfdb", "#70b1c4",
@@ -36,7 +42,7 @@ def draw_maps(path, rows, titles, x, y, lines, channel, label):
             ax.set_facecolor(UNSEEN)
             image = ax.imshow(field, origin="lower", extent=extent, interpolation="nearest", **style)
             _borders(ax, lines, extent)
-        row[0].set_ylabel(ROWS.get(source) or SOURCES[source][0], fontsize=11)
+        row[0].set_ylabel(ROWS.get(source, source), fontsize=11)
     for ax, title in zip(axes[0], titles):
         ax.set_title(title, fontsize=11)
     _scale_bar(axes[-1][0], extent)
@@ -60,7 +66,7 @@ def animate(path, rows, titles, x, y, lines, channel, label):
         ax.set_facecolor(UNSEEN)
         images.append(ax.imshow(fields[0], origin="lower", extent=extent, interpolation="nearest", **style))
         _borders(ax, lines, extent)
-        ax.set_title(ROWS.get(source) or SOURCES[source][0], fontsize=11)
+        ax.set_title(ROWS.get(source, source), fontsize=11)
     _bar(figure, images[0], axes, 0.8, label)
 
     frames, box = [], None
@@ -83,11 +89,12 @@ def animate(path, rows, titles, x, y, lines, channel, label):
 
 
 def _bar(figure, image, axes, shrink, label):
-    bar = figure.colorbar(image, ax=axes, shrink=shrink, pad=0.01, extend="both")
-    bar.set_label(label, fontsize=11)
     ends = getattr(image.norm, "boundaries", None)
+    closed = ends is not None and ends[0] == 0  # shares
+    bar = figure.colorbar(image, ax=axes, shrink=shrink, pad=0.01, extend="neither" if closed else "both")
+    bar.set_label(label, fontsize=11)
     if ends is not None:
-        ends = ends[1::2] if len(ends) > 8 else ends
+        ends = ends[0 if closed else 1 :: 2] if len(ends) > 8 else ends
         bar.set_ticks(ends, labels=[f"{end:g}" for end in ends])
     bar.minorticks_off()
 
@@ -117,20 +124,24 @@ def _halo():
 
 
 def _style(channel, rows):
-    """Scales of what was observed, which no forecast can stretch; less than the least that is something is white."""
+    """Scales of what was observed, where it is there, which no forecast can stretch; less than the least is white."""
     from matplotlib import colormaps
     from matplotlib.colors import BoundaryNorm
 
     if channel.startswith("ref"):
         ends = np.arange(5, 5 * len(RADAR) + 6, 5)
         return dict(cmap=_open(RADAR), norm=BoundaryNorm(ends, len(RADAR)))
-    values = np.concatenate([np.ravel(field) for name in ("observed", "persistence") for field in rows.get(name, [])])
+    if channel == CHANCE:
+        colours = colormaps["BuPu"](np.linspace(0.2, 1, 10))
+        return dict(cmap=_open([(1, 1, 1, 1), *colours[1:]]), norm=BoundaryNorm(np.linspace(0, 1, 11), 10))
+    seen = [rows[name] for name in ("observed", "persistence") if name in rows] or rows.values()
+    values = np.concatenate([np.ravel(field) for fields in seen for field in fields])
     if channel in LEAST:
         values = values[values >= LEAST[channel]]
     low, high = np.nanpercentile(values, (1, 99)) if np.isfinite(values).any() else (0, 1)
     if channel in LEAST:
         ends = LEAST[channel] * STEPS[: max(int(np.searchsorted(STEPS, high / LEAST[channel])) + 1, 3)]
-        colours = colormaps["cividis_r"](np.linspace(0.1, 1, len(ends) - 1))
+        colours = colormaps["BuPu"](np.linspace(0.2, 1, len(ends) - 1))
         return dict(cmap=_open(colours), norm=BoundaryNorm(ends, len(colours)))
     cmap = "gray_r" if channel.startswith("bt") else "gray" if channel in SOLAR else "viridis"
     return dict(cmap=cmap, vmin=low, vmax=max(high, low + 1e-6))
