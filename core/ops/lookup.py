@@ -95,13 +95,14 @@ def embedding_bag(func, input, weight, offsets=None, max_norm=None, norm_type=2,
     for axis, dim in table.cuts():
         out = out.with_axis(axis, Shard(dim), table.sizes[axis])
     inputs = (bags, table) if per_sample_weights is None else (bags, table, bags)
-    return Plan(inputs, out, _of_no_bags if 0 in out.local_shape() else None)
+    shape = out.local_shape()
 
+    def nothing(*args, **kwargs):
+        """Torch's kernels for GPUs read out of bounds where there are no bags or no columns."""
+        operands = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        return operands[0].new_zeros(shape) + sum(t.flatten()[:0].sum() for t in operands)
 
-def _of_no_bags(input, weight, *args, per_sample_weights=None, **kwargs):
-    """Torch's kernel for GPUs reads out of bounds where there are no bags or no columns."""
-    out = F.embedding(input, weight).sum(1)
-    return out if per_sample_weights is None else out + per_sample_weights.sum(1, keepdim=True)[:, : out.shape[1]]
+    return Plan(inputs, out, nothing if 0 in shape else None)
 
 
 @op(F.one_hot)
