@@ -29,9 +29,10 @@ from data.aero.synthetic import (
     synthetic_splits,
 )
 from data.aero.synthetic_files import write_drivaerml
-from data.aero.volume import VolumeCells
+from data.aero.volume import VolumeCells, _plain
 from data.aero.vtk_files import DRIVAERML, OPENFOAM, read_stl, read_surface, write_hexahedra, write_surface
 from data.aero.vtu import VtuFile, _Joined
+from data.aero.vtu_cells import VtuCells
 from data.aero.writing import Run, write_archive
 
 AHMED = Path(__file__).parent / "data" / "aero"
@@ -66,13 +67,16 @@ def ahmed_copy(folder, *names):
 
 def test_ahmed_volume_is_read_from_gzip():
     run = plain.read_run(AHMED / "ahmed25", volume=True)
-    v = run.volume.arrays()
-    assert len(v["position"]) == len(v["sdf"]) == 223_828 and v["velocity"].shape == (223_828, 3)
-    assert v["position"].min(0) == pytest.approx([-2.99, -1.18, 0.01], abs=0.05)
-    assert 0 < v["sdf"].min() < 1e-3 and np.abs(v["velocity"]).max() < 100
-    assert v["volume"].min() > 0 and v["volume"].sum() == pytest.approx(
-        30.889 - 0.1107, abs=1e-3
-    )  # the box, less the body
+    first = next(replace(run.volume, block=20_000).blocks())
+    assert first["velocity"].shape == (20_000, 3) and np.abs(first["velocity"]).max() < 100
+    assert 0 < first["sdf"].min() < 0.1 and first["sdf"].max() < 6
+    with _plain(run.volume.paths) as paths:
+        cells = VtuCells(VtuFile(paths))
+        assert cells.file.cells == 223_828
+        assert cells.centers(0, 223_828).min(0) == pytest.approx([-2.99, -1.18, 0.01], abs=0.05)
+        volumes = cells.volumes(0, 223_828)
+    box, body = 30.889, 0.1107
+    assert volumes.min() > 0 and volumes.sum() == pytest.approx(box - body, abs=1e-3)
     assert set(run.attrs["sources"]) == {"body.vtp", "body.stl", "internal.vtu.gz", "params.json", "coefficient.dat.gz"}
 
 
@@ -142,7 +146,7 @@ def test_bad_values_and_cells_are_refused():
         surface_arrays(flat, np.zeros(6), fine, file="cube")
     turned = mesh.connectivity.copy()
     turned[:4] = turned[:4][::-1]
-    with pytest.raises(InputError, match="wind both ways"):
+    with pytest.raises(InputError, match="16.67% of the area winds against its neighbours, at 4 edges"):
         surface_arrays(replace(mesh, connectivity=turned), np.zeros(6), fine, file="cube")
 
 

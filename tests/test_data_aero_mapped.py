@@ -13,7 +13,10 @@ from launch import exit_status
 from core.errors import InputError
 from data.aero import build, mapped, plain
 from data.aero.archive import AeroReader
+from data.aero.geometry import Polygons, triangles
 from data.aero.loads import force_sums
+from data.aero.synthetic import make_body, synthetic_run
+from data.aero.vtk_files import write_hexahedra, write_stl, write_surface
 
 AHMED = Path(__file__).parent / "data" / "aero"
 BASE = {
@@ -86,6 +89,33 @@ def test_a_wrong_unit_is_seen_by_the_forces(cases, tmp_path, capsys):
     del told["nu"]
     with pytest.raises(InputError, match="variable nu: no number is given"):
         mapped.read_run(told, "s25")
+
+
+# Volumes
+
+
+def test_a_volume_in_millimetres_and_pascal_is_that_in_metres(tmp_path):
+    body, expected = make_body(0, 1, 150, volume=True), synthetic_run(0, 1, 150, volume=True)
+    mesh, air = (Polygons(m.points * np.float32(1000), m.connectivity, m.offsets) for m in (body.mesh, body.volume))
+    write_surface(tmp_path / "wall_1.vtp", mesh, {"p": body.pressure * np.float32(1.2), "tau": body.shear})
+    write_hexahedra(
+        tmp_path / "air_1.vtu", air, {"p": body.volume_pressure * np.float32(1.2), "U": body.volume_velocity}
+    )
+    write_stl(tmp_path / "car_1.stl", triangles(mesh).astype(np.float32))
+    write_stl(tmp_path / "metres_1.stl", triangles(body.mesh).astype(np.float32))
+    told = {name: value for name, value in BASE.items() if name not in ("table", "columns")}
+    told |= {"surface": "wall_{id}.vtp", "volume": "air_{id}.vtu", "stl": "car_{id}.stl", "scale": 0.001, "U": 38.889}
+    told |= {"shear": "m2/s2", "shear_sign": "on_fluid", "Aref": 1.0}
+    told |= {"arrays": {"pressure": "p", "shear": "tau", "velocity": "U"}}
+    (tmp_path / "map.json").write_text(json.dumps(told))
+    found = mapped.read_run(mapped.read_mapping(tmp_path / "map.json"), "1", volume=True).volume.arrays()
+    for name, values in expected.volume.items():
+        np.testing.assert_allclose(found[name], values, rtol=2e-5, atol=2e-4, err_msg=name)
+    wrong = mapped.read_mapping(tmp_path / "map.json")
+    with pytest.raises(InputError, match="metres_1.stl, variable scale: spans .* its unit is another"):
+        mapped.read_run(wrong | {"stl": "metres_{id}.stl"}, "1", volume=True)
+    with pytest.raises(InputError, match="variable arrays: names no velocity"):
+        mapped.read_run(wrong | {"arrays": {"pressure": "p", "shear": "tau"}}, "1", volume=True)
 
 
 # OpenFOAM

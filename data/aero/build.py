@@ -27,6 +27,8 @@ from data.aero.synthetic import synthetic_run, synthetic_splits
 from data.aero.vtk_files import DRIVAERML, OPENFOAM
 from data.aero.writing import Workplace, refuse_existing
 
+OPEN_TOLD = 1e-3
+
 
 def parser():
     """The command line."""
@@ -129,10 +131,20 @@ def _one(args, folder, count, run_id, key):
     stated = f"{run.attrs['Cd']:.5f}" if "Cd" in run.attrs else "unknown"
     print(
         f"{len(work.runs())}/{count} {run_id}: {rows:,} cells, {rate:,.0f} cells/s, winding {run.attrs['winding']}, "
-        f"Cd {run.attrs['Cd_cells']:.5f} from its cells ({stated} stated)",
+        f"Cd {run.attrs['Cd_cells']:.5f} from its cells ({stated} stated){_doubts(run.attrs)}",
         flush=True,
     )
     return run_id, None
+
+
+def _doubts(attrs):
+    """What a person should know of a surface that is taken nevertheless, in words."""
+    told = []
+    if attrs["open_share"] > OPEN_TOLD:
+        told.append(f"open: area vectors add up to {attrs['open_share']:.2%} of the area")
+    if attrs["mixed_edges"]:
+        told.append(f"{attrs['mixed_edges']} edges where neighbours wind unlike")
+    return "".join(f"; {words}" for words in told)
 
 
 def _finish(args, path, folder, order, splits, broken):

@@ -6,17 +6,20 @@ from core.errors import InputError
 from data.aero.cell_volumes import cell_volumes
 from data.aero.distance import NearestSurface
 from data.aero.geometry import area_vectors, signed_volume, vertex_mean
+from data.aero.topology import disagreement
 
-OPEN_LIMIT = 0.1
+OPEN_LIMIT, MIXED_LIMIT = 0.1, 1e-3
 
 
 def surface_arrays(mesh, pressure, shear, *, file):
-    """Arrays of the surface group (data.aero.archive), and what the mesh is like: {"winding", "open_share"}.
+    """Arrays of the surface group (data.aero.archive), and what the mesh is like: {"winding", "open_share",
+    "open_edges", "mixed_edges"}.
 
     mesh: Polygons; pressure (n,), shear (n, 3) m2/s2 on its cells; file names the source in errors. winding is
     "inward" or "outward", that of the file, found by the sign of the enclosed volume; stored normals always point
     outward. open_share is |sum S| / sum |S|, 0 for a closed surface of one winding: a constant pressure then has no
-    force. Raises InputError for wrong row counts, values that are not finite, cells without area, open surfaces.
+    force. Raises InputError for wrong row counts, values that are not finite, cells without area, open surfaces, and
+    cells that wind unlike their neighbours where they are more than a thousandth of the area.
     """
     check_values(pressure, (len(mesh),), file, "pressure")
     check_values(shear, (len(mesh), 3), file, "wall shear stress")
@@ -30,10 +33,19 @@ def surface_arrays(mesh, pressure, shear, *, file):
             variable="Points",
             remedy="Remove degenerate cells and export again",
         )
+    open_edges, mixed_edges, minority = disagreement(mesh, file)
+    if minority > MIXED_LIMIT:
+        raise InputError(
+            f"{minority:.2%} of the area winds against its neighbours, at {mixed_edges} edges: its forces would "
+            "have the wrong sign",
+            file=file,
+            variable="Polys",
+            remedy="Orient the faces alike and export again",
+        )
     open_share = float(np.linalg.norm(vectors.sum(axis=0)) / area.sum())
     if open_share > OPEN_LIMIT:
         raise InputError(
-            f"the surface is open, or its cells wind both ways: area vectors add up to {open_share:.0%} of the area",
+            f"the surface is open: area vectors add up to {open_share:.0%} of the area",
             file=file,
             variable="Polys",
             remedy="Export the whole closed body with the winding of the solver",
@@ -47,7 +59,8 @@ def surface_arrays(mesh, pressure, shear, *, file):
         shear=shear,
         cell_id=np.arange(len(mesh), dtype=np.int64),
     )
-    return arrays, dict(winding="outward" if volume > 0 else "inward", open_share=open_share)
+    facts = dict(open_share=open_share, open_edges=open_edges, mixed_edges=mixed_edges)
+    return arrays, facts | dict(winding="outward" if volume > 0 else "inward")
 
 
 def volume_arrays(mesh, velocity, pressure, corners, *, file, types):

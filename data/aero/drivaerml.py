@@ -10,8 +10,8 @@ from pathlib import Path
 from core.errors import InputError
 from data.aero.cells import surface_arrays
 from data.aero.files import number, read_row, require, sha256, vector
-from data.aero.volume import VolumeCells
-from data.aero.vtk_files import DRIVAERML, read_stl, read_surface
+from data.aero.volume import VolumeCells, body_of
+from data.aero.vtk_files import DRIVAERML, read_surface
 from data.aero.writing import Run
 
 U, RHO, NU = 38.889, 1.0, 1.507e-5
@@ -48,7 +48,7 @@ def read_run(root, i, *, volume=False, names=DRIVAERML):
     sources, arrays = [boundary, *tables], None
     if volume:
         inside, stl = volume_files(folder, i), require(folder / f"drivaer_{i}.stl")
-        arrays = VolumeCells(inside, names, read_stl(stl))
+        arrays = VolumeCells(inside, names, body_of(stl, mesh.points))
         sources += [*inside, stl]
     attrs |= facts | {"sources": {path.name: sha256(path) for path in sources}}
     return Run(f"run_{i}", surface, arrays, attrs)
@@ -56,7 +56,11 @@ def read_run(root, i, *, volume=False, names=DRIVAERML):
 
 def volume_files(folder, i):
     """The volume file of a run as a list: whole, or the parts that the public store cuts it into, in their order."""
-    whole = Path(folder) / f"volume_{i}.vtu"
+    return whole_or_parts(Path(folder) / f"volume_{i}.vtu")
+
+
+def whole_or_parts(whole):
+    """The file ``whole`` as a list, or where it is not there the files whole.00.part, whole.01.part, ..."""
     parts = sorted(whole.parent.glob(f"{whole.name}.*.part"))
     numbers = [part.name.removeprefix(f"{whole.name}.").removesuffix(".part") for part in parts]
     if whole.is_file() or not parts:

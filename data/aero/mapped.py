@@ -24,11 +24,11 @@ import numpy as np
 from core.errors import InputError
 from data.aero.bodies import read_body
 from data.aero.cells import surface_arrays
+from data.aero.drivaerml import whole_or_parts
 from data.aero.files import number, require, sha256
 from data.aero.foam import sources_of
 from data.aero.geometry import Polygons
-from data.aero.volume import VolumeCells
-from data.aero.vtk_files import read_stl
+from data.aero.volume import VolumeCells, body_of
 from data.aero.writing import Run
 
 NUMBERS = ("U", "rho", "nu", "Aref", "Lref")
@@ -81,7 +81,7 @@ def run_ids(mapping):
 def read_run(mapping, run, *, volume=False):
     """Run of an id of ``run_ids``. Raises InputError as of read_body and surface_arrays, and for numbers not given."""
     patches, values = mapping.get("patches"), _numbers(mapping, run)
-    path = _path(mapping, "surface", run) if patches is None else _place(mapping, "surface", run)
+    path = _place(mapping, "surface", run)
     body = read_body(path, mapping["arrays"]["pressure"], mapping["arrays"]["shear"], patches)
     mesh = Polygons(body.mesh.points * mapping["scale"], body.mesh.connectivity, body.mesh.offsets)
     q = 0.5 * values["U"] ** 2
@@ -93,26 +93,19 @@ def read_run(mapping, run, *, volume=False):
     attrs, arrays = values | {"center": [float(c) for c in mapping["center"]]} | facts, None
     sources = [path] if patches is None else sources_of(path, mapping["arrays"].values())
     if volume:
-        if mapping["scale"] != 1 or mapping["pressure"] != "m2/s2":
-            raise InputError(
-                "a volume is read in metres and with kinematic pressure only",
-                file=path,
-                variable="scale" if mapping["scale"] != 1 else "pressure",
-                remedy="Convert the files, or leave out --volume",
-            )
-        air, stl = _path(mapping, "volume", run), _path(mapping, "stl", run)
-        names = {key: mapping["arrays"].get(key) for key in ("velocity", "pressure")}
-        arrays, sources = VolumeCells([air], names, read_stl(stl)), [*sources, air, stl]
+        air, stl = whole_or_parts(_place(mapping, "volume", run)), require(_place(mapping, "stl", run))
+        if "velocity" not in mapping["arrays"]:
+            raise InputError("names no velocity", file=run, variable="arrays", remedy='Add "velocity": "U" to "arrays"')
+        names = {key: mapping["arrays"][key] for key in ("velocity", "pressure")}
+        units = mapping["scale"], factor[mapping["pressure"]]
+        arrays = VolumeCells(air, names, body_of(stl, body.mesh.points), *units)
+        sources += [*air, stl]
     return Run(run, surface, arrays, attrs | {"sources": {p.name: sha256(p) for p in sources}})
 
 
-def _path(mapping, key, run):
+def _place(mapping, key, run):
     if key not in mapping:
         raise InputError(f"the mapping names no {key}", file=run, variable=key, remedy="Add its path with {id}")
-    return require(_place(mapping, key, run))
-
-
-def _place(mapping, key, run):
     return Path(mapping["root"]) / mapping[key].replace("{id}", run)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from core.errors import InputError
 from data.aero.cells import surface_arrays
 from data.aero.files import read_coefficients, read_parameters, require, sha256, vector
-from data.aero.volume import VolumeCells
-from data.aero.vtk_files import OPENFOAM, read_stl, read_surface
+from data.aero.volume import VolumeCells, body_of
+from data.aero.vtk_files import OPENFOAM, read_surface
 from data.aero.writing import Run
 
 
@@ -37,7 +37,7 @@ def read_run(directory, *, volume=False, names=OPENFOAM):
         inside = _either(directory, "internal.vtu") or require(directory / "internal.vtu")
         stl = require(directory / "body.stl", "The volume needs it for distances to the surface")
         sources += [inside, stl]
-        arrays = VolumeCells([inside], names, read_stl(stl))
+        arrays = VolumeCells([inside], names, body_of(stl, mesh.points))
     attrs |= facts | {"sources": {path.name: sha256(path) for path in sources}}
     return Run(directory.resolve().name, surface, arrays, attrs)
 

@@ -17,7 +17,8 @@ from data.aero.geometry import area_vectors
 class Winding:
     """turn (n,): 1 or -1, by which a cell's area vector points outward. vectors, centers (n, 3): of the cells as in the
     file. open_edges: edges of one cell only; crowded_edges: of more than two cells; mixed: edges whose two cells wind
-    unlike; open_share: |sum S| / sum |S| after turning, 0 for a closed surface."""
+    unlike; minority: share of the area that winds against most of its piece; open_share: |sum S| / sum |S| after
+    turning, 0 for a closed surface."""
 
     turn: np.ndarray
     vectors: np.ndarray
@@ -25,6 +26,7 @@ class Winding:
     open_edges: int
     crowded_edges: int
     mixed: int
+    minority: float
     open_share: float
 
     @property
@@ -46,13 +48,22 @@ def winding(mesh, file):
     arms = np.einsum("ij,ij->i", vectors, centers - centers.mean(axis=0))
     area = np.linalg.norm(vectors, axis=1)
     volume = np.bincount(piece, turn * arms, count)
-    majority = np.where(np.bincount(piece, turn * area, count) < 0, -1, 1)
+    most = np.bincount(piece, turn * area, count)
+    majority = np.where(most < 0, -1, 1)
     closed = np.bincount(piece[loose], minlength=count) == 0
     whole = -1 if arms.sum() < 0 else 1
     sign = np.where(closed & (volume != 0), np.where(volume < 0, -1, 1), majority * whole)
     turn = turn * sign[piece]
     share = np.linalg.norm((turn[:, None] * vectors).sum(axis=0)) / max(area.sum(), 1e-300)
-    return Winding(turn, vectors, centers, lone, crowded, int(unlike.sum()), float(share))
+    minority = (area.sum() - np.abs(most).sum()) / 2 / max(area.sum(), 1e-300)
+    return Winding(turn, vectors, centers, lone, crowded, int(unlike.sum()), float(minority), float(share))
+
+
+def disagreement(mesh, file):
+    """(edges of one cell only, edges whose two cells wind unlike, share of the area that winds against most of its
+    piece) of Polygons; errors as of ``winding``, which is asked only where some wind unlike."""
+    _, unlike, (lone, _), _ = _neighbours(mesh)
+    return lone, int(unlike.sum()), winding(mesh, file).minority if unlike.any() else 0.0
 
 
 def merged(points):

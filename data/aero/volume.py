@@ -15,9 +15,11 @@ import numpy as np
 from core.errors import InputError
 from data.aero.cells import check_values
 from data.aero.distance import NearestSurface
+from data.aero.vtk_files import read_stl
 from data.aero.vtu import VtuFile
 from data.aero.vtu_cells import BLOCK, VtuCells
 
+MATCH = 2  # an STL may leave out a mirror or a wheel, not be a thousand times as long
 NAMES = ("position", "velocity", "pressure", "sdf", "direction", "volume", "cell_id")
 
 
@@ -26,12 +28,15 @@ class VolumeCells:
     """The volume group of a run (data.aero.archive) to be read in blocks of rows, in the order of the file.
 
     paths: a VTU file, its parts in order, or one VTU.gz; names: {"velocity": array, "pressure": array} by cell;
-    corners: triangles of the surface; block: rows at a time.
+    corners: triangles of the surface; scale: metres in a unit of the files; pressure: m2/s2 in a unit of theirs; block:
+    rows at a time.
     """
 
     paths: list
     names: dict
     corners: np.ndarray
+    scale: float = 1.0
+    pressure: float = 1.0
     block: int = BLOCK
 
     def blocks(self):
@@ -44,7 +49,7 @@ class VolumeCells:
             file = VtuFile(paths)
             for name in self._wanted():
                 self._check(file, name)
-            surface, cells = NearestSurface(self.corners), VtuCells(file)
+            surface, cells = NearestSurface(self.corners * self.scale), VtuCells(file)
             for first in range(0, file.cells, self.block):
                 last = min(first + self.block, file.cells)
                 yield self._block(file, surface, cells, first, last)
@@ -71,10 +76,28 @@ class VolumeCells:
         velocity, pressure = (file.read("CellData", name, first, last) for name in self._wanted())
         check_values(velocity, (last - first, 3), self.paths[0], self.names["velocity"], first)
         check_values(pressure, (last - first,), self.paths[0], self.names["pressure"], first)
-        position = cells.centers(first, last)
+        position, volume = cells.centers(first, last) * self.scale, cells.volumes(first, last) * self.scale**3
         sdf, direction = surface.query(position)
-        found = position, velocity, pressure, sdf, direction, cells.volumes(first, last)
+        found = position, velocity, pressure * self.pressure, sdf, direction, volume
         return dict(zip(NAMES, (*found, np.arange(first, last, dtype=np.int64))))
+
+
+def body_of(stl, points):
+    """Corners (t, 3, 3) of an STL file that distances are measured to.
+
+    points (n, 3): of the surface of the same run in the same unit. Raises InputError where the two are not of one size:
+    CAD is in millimetres more often than not.
+    """
+    corners = read_stl(stl)
+    spans = [np.linalg.norm(np.ptp(p.reshape(-1, 3), axis=0)) for p in (corners, points)]
+    if not 1 / MATCH < spans[0] / spans[1] < MATCH:
+        raise InputError(
+            f"spans {spans[0]:.4g} where the surface of the run spans {spans[1]:.4g}: its unit is another",
+            file=stl,
+            variable="scale",
+            remedy="Export the STL in the unit of the flow files",
+        )
+    return corners
 
 
 @contextmanager
