@@ -90,7 +90,8 @@ def server(monkeypatch):
 
 def _run(server, out, *more):
     base = f"http://127.0.0.1:{server.server_address[1]}"
-    urls = ["--goes-url", base + "/noaa-goes{satellite}", "--mrms-url", base + MRMS, "--hrrr-url", base + "/hrrr"]
+    urls = ["--goes-url", base + "/noaa-goes{satellite}", "--mrms-url", base + MRMS, "--hrrr-url", base + "/hrrr",
+            "--gfs-url", base + "/gfs"]  # fmt: skip
     return exit_status(fetch.main, [*SPAN, "--out", str(out), *urls, *more])
 
 
@@ -167,6 +168,11 @@ def test_single_fields_of_hrrr(server, tmp_path, capsys):
     assert _run(server, tmp_path, "--hrrr", labels[1], "--hrrr-leads", "1", "--hrrr-subhourly") == 0
     [path] = (tmp_path / "hrrr").rglob("*wrfsubh*")
     assert path.read_bytes() == server.files[quarters]
+    world = "/gfs/gfs.20250501/18/atmos/gfs.t18z.pgrb2.0p25.f006"
+    server.files |= {world: parts[2], f"{world}.idx": b"1:0:d=2025050118:HGT:500 mb:6 hour fcst:"}
+    assert _run(server, tmp_path, "--gfs", "HGT:500 mb", "--gfs-leads", "6") == 0
+    [path] = (tmp_path / "gfs").rglob("*.grib2")
+    assert path.read_bytes() == parts[2] and path.name == "gfs.t18z.pgrb2.0p25.f006.HGT-500-mb.grib2"
     assert _run(server, tmp_path, "--hrrr", "TMP:surface", "--hrrr-leads", "1") == 2
     assert "the index has no TMP:surface" in capsys.readouterr().out
 
@@ -181,7 +187,7 @@ def test_bytes_that_the_bucket_does_not_list_are_refused(server, tmp_path, monke
 
 
 def test_faults_are_named(server, tmp_path, capsys):
-    assert _run(server, tmp_path) == 2 and "Name --abi, --mrms, --glm or --hrrr" in capsys.readouterr().err
+    assert _run(server, tmp_path) == 2 and "Name --abi, --mrms, --glm, --hrrr or --gfs" in capsys.readouterr().err
     assert (
         _run(server, tmp_path, "--abi", "MCMIPC", "--end", "2025-05-01") == 2 and "ends at" in capsys.readouterr().err
     )

@@ -1,8 +1,8 @@
 """Files from NOAA's public buckets: ``python -m data.weather.fetch --start 2024-05-06T18 --end 2024-05-07 --out raw``.
 
 Lists what GOES (imagery, lightning) and MRMS (radar) have for a span of time, keeps the scan nearest to each step and
-fetches it; of HRRR it takes single fields. A second run goes on where the first one ended; ``fetched.jsonl`` holds a
-hash of every file.
+fetches it; of HRRR and GFS it takes single fields. A second run goes on where the first one ended; ``fetched.jsonl``
+holds a hash of every file.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from core.errors import InputError
 from data.download import download
 from data.fetching import Job, Record, fetch_all, gb
 from data.weather.bucket import address, list_objects
-from data.weather.hrrr_bucket import HRRR, fetch_fields, hrrr_files
+from data.weather.model_buckets import GFS, HRRR, fetch_fields, gfs_files, hrrr_files
 from data.weather.streams import GOES, MRMS, RADAR, SECOND, choose, streams
 
 
@@ -26,8 +26,11 @@ def run(args, report=print):
     if args.end <= args.start:
         raise InputError(f"the span ends at {args.end} and starts at {args.start}", variable="end")
     record = Record(args.out)
-    jobs = _fields(args, record, report)
-    for stream in [] if args.hrrr and not (args.abi or args.mrms or args.glm) else streams(args):
+    kind = "wrfsubh" if args.hrrr_subhourly else "wrfsfc"
+    hrrr, gfs = hrrr_files(args.start, args.end, args.hrrr_leads, kind), gfs_files(args.start, args.end, args.gfs_leads)
+    jobs = _fields("hrrr", args.hrrr_url, args.hrrr, hrrr, record, report)
+    jobs += _fields("gfs", args.gfs_url, args.gfs, gfs, record, report)
+    for stream in [] if (args.hrrr or args.gfs) and not (args.abi or args.mrms or args.glm) else streams(args):
         jobs += _listed(args, stream, record, report)
     if args.dry_run:
         return
@@ -55,23 +58,22 @@ def _listed(args, stream, record, report):
     return [job(item) for item in new]
 
 
-def _fields(args, record, report):
-    """Jobs for the HRRR fields that are not here yet."""
-    kind = "wrfsubh" if args.hrrr_subhourly else "wrfsfc"
-    keys = hrrr_files(args.start, args.end, args.hrrr_leads, kind) if args.hrrr else []
-    tag = "_".join(re.sub(r"\W+", "-", field) for field in args.hrrr)
-    names = {key: f"hrrr/{key.removesuffix('.grib2')}.{tag}.grib2" for key in keys}
+def _fields(model, base, fields, keys, record, report):
+    """Jobs for the files of the fields of a model that are not here yet; none where no field is asked for."""
+    if not fields:
+        return []
+    tag = "_".join(re.sub(r"\W+", "-", field) for field in fields)
+    names = {key: f"{model}/{key.removesuffix('.grib2')}.{tag}.grib2" for key in keys}
     new = [key for key in keys if not record.knows(names[key])]
-    if keys:
-        report(f"HRRR: {len(keys)} files, of which {len(new)} to fetch")
+    report(f"{model.upper()}: {len(keys)} files, of which {len(new)} to fetch")
 
     def job(key):
         def fetch(path, advance):
-            size, digest = fetch_fields(args.hrrr_url, key, args.hrrr, path)
+            size, digest = fetch_fields(base, key, fields, path)
             advance(size)
             return size, digest
 
-        return Job(names[key], address(args.hrrr_url, key), 0, fetch)
+        return Job(names[key], address(base, key), 0, fetch)
 
     return [job(key) for key in new]
 
@@ -89,7 +91,7 @@ def _parser():
     add = parser.add_argument
     add("--start", required=True, type=_time, help="first time, UTC: 2024-05-06 or 2024-05-06T18:00")
     add("--end", required=True, type=_time, help="end of the span, not included")
-    add("--out", required=True, type=Path, help="folder; files go to abi/, mrms/, glm/ and hrrr/ in it")
+    add("--out", required=True, type=Path, help="folder; files go to abi/, mrms/, glm/, hrrr/ and gfs/ in it")
     add("--abi", nargs="*", default=[], help="imagery: MCMIPC, MCMIPF, CMIPC, CMIPF, ACHAC ...")
     add("--bands", nargs="*", type=int, default=[2, 7, 8, 9, 10, 13], help="of CMIPC and CMIPF, 1 to 16")
     add("--mrms", nargs="*", default=[], choices=RADAR, help="composite and base reflectivity, rain rate")
@@ -108,6 +110,9 @@ def _parser():
         default=[1, 2],
         help="hours after the start of each hourly run (default 1 2)",
     )
+    add("--gfs", nargs="*", default=[], metavar="NAME:LEVEL", help="fields of the global model, such as 'HGT:500 mb'")
+    add("--gfs-leads", nargs="*", type=int, default=list(range(4, 11)),
+        help="hours after the start of each six-hourly run (default 4 to 10)")  # fmt: skip
     add("--hrrr-subhourly", action="store_true", help="of the files with the quarters of each hour, which have REFC")
     add("--satellite", default="east", help="east, west or a number: 16, 17, 18, 19")
     add("--every", type=lambda text: int(text) * 60 * SECOND, default=600 * SECOND, metavar="MINUTES",
@@ -115,6 +120,7 @@ def _parser():
     add("--workers", type=int, default=4, help="files fetched at a time")
     add("--dry-run", action="store_true", help="list and count only")
     add("--goes-url", default=GOES, help="base address of the GOES buckets (default %(default)s)")
+    add("--gfs-url", default=GFS, help="base address of the GFS bucket (default %(default)s)")
     add("--hrrr-url", default=HRRR, help="base address of the HRRR bucket (default %(default)s)")
     add("--mrms-url", default=MRMS, help="base address of the MRMS bucket (default %(default)s)")
     return parser

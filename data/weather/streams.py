@@ -68,7 +68,7 @@ def streams(args):
         prefixes = tuple(f"CONUS/{RADAR[channel]}/{str(day).replace('-', '')}/" for day in days)
         found.append(Stream(channel, args.mrms_url, prefixes, f"MRMS_{RADAR[channel]}_", True))
     if not found:
-        raise InputError("nothing to fetch", remedy="Name --abi, --mrms, --glm or --hrrr")
+        raise InputError("nothing to fetch", remedy="Name --abi, --mrms, --glm, --hrrr or --gfs")
     return found
 
 

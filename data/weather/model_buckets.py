@@ -1,7 +1,7 @@
-"""Single fields out of HRRR's large files: the index beside each file says which bytes a field is.
+"""Single fields out of the large files of HRRR and GFS: the index beside each file says which bytes a field is.
 
-A file of 130 MB holds 170 fields; one of them is some 0.3 MB. The pieces asked for become one small GRIB2 file.
-Source: NOAA HRRR archive on AWS; lines of an index are ``number:first byte:d=start:name:level:forecast:``.
+A file of 130 to 500 MB holds hundreds of fields; one of them is some 0.3 MB. The pieces asked for become one small
+GRIB2 file. Source: NOAA's archives on AWS; lines of an index are ``number:first byte:d=start:name:level:forecast:``.
 """
 
 import hashlib
@@ -12,7 +12,18 @@ from core.errors import InputError
 from data.download import get, retry
 from data.weather.bucket import address
 
-HRRR = "https://noaa-hrrr-bdp-pds.s3.amazonaws.com"
+HRRR, GFS = (f"https://noaa-{model}-bdp-pds.s3.amazonaws.com" for model in ("hrrr", "gfs"))
+
+
+def gfs_files(start, end, leads):
+    """Keys of the 0.25 degree files of all runs, six-hourly, that start in [start, end), datetime64[s], for leads in
+    hours."""
+    return [
+        f"gfs.{run[:10].replace('-', '')}/{run[11:13]}/atmos/gfs.t{run[11:13]}z.pgrb2.0p25.f{lead:03d}"
+        for run in _runs(start, end)
+        if int(run[11:13]) % 6 == 0
+        for lead in leads
+    ]
 
 
 def hrrr_files(start, end, leads, kind="wrfsfc"):
@@ -20,13 +31,17 @@ def hrrr_files(start, end, leads, kind="wrfsfc"):
 
     kind: "wrfsfc", one time a file, or "wrfsubh", the quarters of the hour that ends at the lead.
     """
-    hours = np.arange(start.astype("datetime64[h]"), end.astype("datetime64[h]") + 1).astype("datetime64[h]")
-    runs = [str(hour) for hour in hours if start <= hour < end]
     return [
         f"hrrr.{r[:10].replace('-', '')}/conus/hrrr.t{r[11:13]}z.{kind}f{lead:02d}.grib2"
-        for r in runs
+        for r in _runs(start, end)
         for lead in leads
     ]
+
+
+def _runs(start, end):
+    """The full hours in [start, end) as text."""
+    hours = np.arange(start.astype("datetime64[h]"), end.astype("datetime64[h]") + 1).astype("datetime64[h]")
+    return [str(hour) for hour in hours if start <= hour < end]
 
 
 def ranges(index, fields):
@@ -46,13 +61,13 @@ def ranges(index, fields):
 
 
 def fetch_fields(base, key, fields, path, tries=4):
-    """Bring some fields of one HRRR file to ``path``; returns (size, SHA-256 in hex). Raises `InputError`."""
+    """Bring some fields of one file to ``path``; returns (size, SHA-256 in hex). Raises `InputError`."""
     url = address(base, key)
     index = retry(lambda: get(f"{url}.idx").decode(), tries, f"{url}.idx")
     try:
         wanted = ranges(index, fields)
     except ValueError as error:
-        raise InputError(str(error), file=f"{url}.idx", variable="hrrr",
+        raise InputError(str(error), file=f"{url}.idx", variable="hrrr, gfs",
                          remedy="Name fields as the index does: REFC:entire atmosphere") from error  # fmt: skip
     data = b"".join(retry(lambda r=r: _message(url, *r), tries, url) for r in wanted)
     path.parent.mkdir(parents=True, exist_ok=True)
