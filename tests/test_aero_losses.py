@@ -1,10 +1,12 @@
-"""Losses and errors of fields against their definitions, on a few numbers."""
+"""Losses, errors and slices of fields against their definitions, on a few numbers."""
 
+import numpy as np
 import pytest
 import torch
 
 from apps.aero import metrics
 from apps.aero.losses import field_loss, force_loss
+from apps.aero.slices import Slice
 
 
 def test_losses_are_those_of_their_definition():
@@ -34,3 +36,18 @@ def test_errors_of_the_air_count_cells_alike_and_by_volume():
     assert found["velocity_l2"] == pytest.approx(8**-0.5) and found["velocity_l2_volume"] == pytest.approx(0.25)
     assert found["velocity_mae"] == 0.25 and found["velocity_mae_volume"] == 0.125 and found["velocity_largest"] == 0.5
     assert found["velocity_x_l2_volume"] == pytest.approx(0.5) and found["volume_pressure_l2_volume"] == 0
+
+
+def test_a_slice_shows_the_nearest_cell_and_nothing_inside_of_the_body():
+    """Around a ball of radius one in a wide domain, where the value is x: the picture is about the ball."""
+    points = np.random.default_rng(0).normal(size=(40_000, 3)) * 3
+    points = np.concatenate([points, points / np.linalg.norm(points, axis=1, keepdims=True) * 1.001, [[99, 0, 99]]])
+    radius = np.linalg.norm(points, axis=1)
+    points, sdf = points[radius > 1], radius[radius > 1] - 1
+    plane = Slice(points, sdf)
+    image, (left, right, low, high) = plane.image(points[:, 0]), plane.extent
+    assert (left, right) == pytest.approx((-1.8, 3), abs=0.02) and (low, high) == pytest.approx((-1.2, 1.8), abs=0.02)
+    x, z = (a + (np.arange(n) + 0.5) * (b - a) / n for a, b, n in zip((left, low), (right, high), image.shape[::-1]))
+    away = np.hypot(x, z[:, None])
+    assert np.isnan(image[away < 0.9]).all() and np.isnan(image[away > 1.1]).mean() < 0.05
+    np.testing.assert_allclose(np.nan_to_num(image - x)[away > 1.1], 0, atol=0.3)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apps.aero.slices import Slice
 from data.aero.resample import fans
 
 # name: what points right, what points up, what points at the viewer
@@ -20,6 +21,9 @@ VIEWS = {
 }
 COLUMNS = ("true", "predicted", "predicted - true")
 LIMITS = (-1.0, 1.0)
+# perceptually even and legible to the colour-blind: fields, friction, and errors about zero
+FIELD, FRICTION, ERROR = "viridis", "magma", "RdBu_r"
+LABELS = {FIELD: "$C_p$", FRICTION: "$|C_f|$", ERROR: "$\\Delta C_p$"}
 MOST_TRIANGLES, MOST_DISCS = 60_000, 40_000
 
 
@@ -59,9 +63,9 @@ def draw_training(path, losses, log, arrays, attrs, title):
 
 
 def draw_volume(path, arrays, attrs, title):
-    """Velocity along the flow near the middle plane of a volume: true, predicted and error, or predicted alone."""
+    """Velocity along the flow in the middle plane of a volume: true, predicted and error, or predicted alone."""
     names = COLUMNS if "velocity" in arrays else COLUMNS[1:2]
-    figure, axes = _mosaic([[name] for name in names], (9, 3.2 * len(names) + 0.4))
+    figure, axes = _mosaic([[name] for name in names], (9, 3.1 * len(names) + 0.4))
     _slab(figure, list(axes.values()), arrays, attrs, "")
     figure.suptitle(title)
     _save(figure, path)
@@ -71,34 +75,37 @@ def draw_profiles(path, profiles, title):
     """Curves of apps.aero.profiles: Cp along the centreline, suction upward, and u / U on lines in the wake."""
     lines = profiles.get("wake", {"lines": []})["lines"]
     names = [*(["centreline"] if "centreline" in profiles else []), *range(len(lines))]
-    figure, axes = _mosaic(
-        [names], (5 + 2.4 * len(names), 4), width_ratios=[3 if n == "centreline" else 1 for n in names]
-    )
+    size, widths = (5 + 2 * len(names), 4), [3 if n == "centreline" else 1 for n in names]
+    figure, axes = _mosaic([names], size, width_ratios=widths)
     if "centreline" in profiles:
         ax, curves = axes["centreline"], profiles["centreline"]
-        for colour, side in (("C0", "upper"), ("C3", "under")):
-            _curve(ax, curves["x"], curves[side], colour, side)
+        for colour, side in (("C0", "upper"), ("C1", "under")):
+            _curve(ax, curves["x"], curves[side], colour, f"{side} side, ")
         ax.invert_yaxis()
         ax.set(xlabel="x, m", ylabel="$C_p$", title=_with_r2("centreline", curves["r2"]))
         ax.legend(frameon=False, fontsize=8)
     for number, line in enumerate(lines):
-        ax = axes[number]
-        _curve(ax, profiles["wake"]["z"], line, "C0", "", upright=True)
-        ax.set(xlabel="u / U", ylabel="z, m", title=f"x = {line['x']:.2f} m")
+        z = profiles["wake"]["z"]
+        _curve(axes[number], z, line, "C0", "", upright=True)
+        axes[number].set(xlabel="$u / U$", title=f"x = {line['x']:.2f} m", ylim=(z[0], z[-1]), xlim=(-0.4, 1.2))
+        axes[number].tick_params(labelleft=number == 0)
     if lines:
-        axes[0].set_title(_with_r2(f"x = {lines[0]['x']:.2f} m", profiles["wake"]["r2"]))
+        axes[0].set(ylabel="z, m", title=_with_r2(f"x = {lines[0]['x']:.2f} m", profiles["wake"]["r2"]))
+        axes[0].legend(frameon=False, fontsize=8)
     for ax in axes.values():
         ax.grid(alpha=0.3)
+        ax.title.set_fontsize(10)
     figure.suptitle(title)
     _save(figure, path)
 
 
 def _curve(ax, along, curve, colour, side, upright=False):
+    """True values solid, predicted ones dashed; upright: along the vertical axis, the true ones black."""
     for kind, style, paint in (("true", "-", "k" if upright else colour), ("predicted", "--", colour)):
         there = [(x, v) for x, v in zip(along, curve[kind]) if v is not None]  # a coarse mesh has no cell in some bins
         place, values = zip(*there) if there else ((), ())
         pair = (values, place) if upright else (place, values)
-        ax.plot(*pair, style, color=paint, marker=".", ms=4, lw=1.2, label=f"{side} {kind}".strip())
+        ax.plot(*pair, style, color=paint, marker=".", ms=4, lw=1.2, label=f"{side}{kind}")
 
 
 def _with_r2(name, value):
@@ -106,21 +113,21 @@ def _with_r2(name, value):
 
 
 def _slab(figure, axes, arrays, attrs, title):
-    """Points nearest to the middle plane, a tenth of all, as dots: u / U in side view."""
-    near = np.abs(arrays["position"][:, 1])
-    near = np.flatnonzero(near <= np.quantile(near, 0.1))
-    x, z = arrays["position"][near, 0], arrays["position"][near, 2]
-    predicted = arrays["predicted"][near, 1] / attrs["U"]
-    shown = [("predicted", predicted, (-0.3, 1.4), "turbo")]
+    """The middle plane in side view, u / U: true, predicted and error, or predicted alone."""
+    plane = Slice(arrays["position"], arrays["sdf"])
+    predicted = arrays["predicted"][:, 1] / attrs["U"]
+    shown = [("predicted", predicted, (-0.3, 1.4), FIELD)]
     if "velocity" in arrays:
-        true = arrays["velocity"][near, 0] / attrs["U"]
-        limit = max(float(np.quantile(np.abs(predicted - true), 0.99)), 1e-3)
-        shown = [("true", true, *shown[0][2:]), *shown, (COLUMNS[2], predicted - true, (-limit, limit), "RdBu_r")]
+        true = arrays["velocity"][:, 0] / attrs["U"]
+        limit = max(float(np.quantile(np.abs(predicted - true)[plane.rows], 0.99)), 1e-3)
+        shown = [("true", true, *shown[0][2:]), *shown, (COLUMNS[2], predicted - true, (-limit, limit), ERROR)]
     for ax, (name, values, limits, colours) in zip(axes, shown):
-        dots = ax.scatter(x, z, c=values, s=6, lw=0, cmap=colours, vmin=limits[0], vmax=limits[1])
-        ax.set(aspect="equal", xlabel="x, m", ylabel="z, m")
-        ax.set_title(f"{title}u / U {name}", fontsize=10)
-        figure.colorbar(dots, ax=ax, shrink=0.8, extend="both")
+        place = dict(extent=plane.extent, origin="lower", interpolation="nearest")
+        image = ax.imshow(plane.image(values), cmap=colours, vmin=limits[0], vmax=limits[1], **place)
+        ax.set(aspect="equal", xlabel="x, m", ylabel="z, m", facecolor="0.85")
+        ax.set_title(f"{title}{name}", fontsize=10)
+        label = "$\\Delta u / U$" if colours == ERROR else "$u / U$"
+        figure.colorbar(image, ax=ax, shrink=0.85, pad=0.02, extend="both", label=label)
 
 
 def draw_surface(path, arrays, attrs, title):
@@ -150,7 +157,7 @@ def draw_parity(path, cases, title):
         ax.plot(ends, ends, color="0.6", lw=1, zorder=1)
         ax.scatter(true, predicted, s=28, zorder=2)
         for k, (run, x, y) in enumerate(sorted(zip(cases, true, predicted), key=lambda case: case[1])[:12]):
-            ax.annotate(run, (x, y), (0, 6 if k % 2 else -12), textcoords="offset points", ha="center", fontsize=7)
+            ax.annotate(run, (x, y), (0, 6 if k % 2 else -12), textcoords="offset points", ha="center", fontsize=8)
         error = np.abs(predicted - true).mean()
         ax.set(xlim=ends, ylim=ends, aspect="equal", xlabel=f"{name}, true fields", ylabel=f"{name}, predicted")
         ax.set_title(f"{name}: mean |error| {error:.4f} over {len(cases)} cases", fontsize=10)
@@ -168,7 +175,7 @@ def draw_trend(path, cases, others, title):
         ax.plot(place, [values[run] for run in runs], "x--", color=colour, lw=0.8, ms=5, label=label)
     ax.plot(place, [cases[run]["Cd"] for run in runs], "o", color="C0", label="predicted")
     ax.plot(place, [cases[run]["Cd_true"] for run in runs], "_-", color="k", lw=1.2, ms=12, label="true fields")
-    ax.set_xticks(place, runs, rotation=90 if len(runs) > 8 else 0, fontsize=7)
+    ax.set_xticks(place, runs, rotation=90 if len(runs) > 8 else 0, fontsize=8)
     ax.set(ylabel="Cd", title=title)
     ax.grid(alpha=0.3)
     ax.legend(frameon=False, fontsize=8)
@@ -203,11 +210,11 @@ def _columns(arrays, attrs, title):
         friction = np.linalg.norm(arrays["predicted"][:, 1:], axis=1) / q
         limits = 0.0, max(float(np.quantile(friction, 0.99)), 1e-6)
         names = (f"{title}$C_p$ predicted", f"{title}$|C_f|$ predicted")
-        return [(names[0], predicted, LIMITS, "turbo"), (names[1], friction, limits, "viridis")]
+        return [(names[0], predicted, LIMITS, FIELD), (names[1], friction, limits, FRICTION)]
     true = arrays["pressure"] / q
     limit = max(float(np.quantile(np.abs(predicted - true), 0.99)), 1e-3)
     names = [f"{title}$C_p$ {name}" for name in COLUMNS]
-    shown = ((true, LIMITS, "turbo"), (predicted, LIMITS, "turbo"), (predicted - true, (-limit, limit), "RdBu_r"))
+    shown = ((true, LIMITS, FIELD), (predicted, LIMITS, FIELD), (predicted - true, (-limit, limit), ERROR))
     return [(name, *rest) for name, rest in zip(names, shown)]
 
 
@@ -222,7 +229,8 @@ def _bodies(figure, rows, arrays, columns):
         alike = [k for k, column in enumerate(columns) if column[2:] == scale]
         below = [axes[k] for axes in rows.values() for k in alike]
         extend = "max" if scale[0][0] == 0 else "both"
-        figure.colorbar(shown[alike[0]], ax=below, location="bottom", shrink=0.7, pad=0.03, aspect=30, extend=extend)
+        options = dict(location="bottom", shrink=0.7, pad=0.03, aspect=30, extend=extend, label=LABELS[scale[1]])
+        figure.colorbar(shown[alike[0]], ax=below, **options)
 
 
 def _cells(ax, arrays, view, values, limits, colours):
