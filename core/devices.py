@@ -51,8 +51,8 @@ class Fitted:
     products: float = 0.33  # of arithmetic, in matrix products and convolutions of half precision
     wide: float = 0.061  # of arithmetic, in those of fp32 and fp64
     attention: float = 0.46  # of arithmetic
-    windows: float = 0.12  # of arithmetic, in neighbourhood attention
-    slots: float = 0.165  # of arithmetic, between points and slots
+    windows: float = 0.27  # of arithmetic, in neighbourhood attention
+    slots: float = 0.25  # of arithmetic, between points and slots
     bandwidth: float = 0.49  # of memory traffic
     group: float = 4.3e9  # bytes per second that torch's group norm reads and writes of one group of channels
     link: float = 0.74  # of the link

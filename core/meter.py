@@ -124,6 +124,7 @@ def _flops(func, args, kwargs, out):
 
 
 _WINDOWED = {"neighborhood_forward": 4, "neighborhood_backward": 10}  # per pair of points and channel
+_EDGES = {1: 64, 2: 8, 3: 4}  # of a box
 
 _SLOTS = {  # products of points and slots over channels, and over values, where one block holds all slots, and beyond
     "slot_attention_read": ((1, 1), (1, 1)),
@@ -134,12 +135,14 @@ _BLOCK_OF_SLOTS = 128
 
 
 def _of_windows(name, args):
-    """Every query meets the keys of its window, whose sizes are the first of eight numbers of an axis."""
+    """A box of queries meets all boxes of keys that cover its windows, whose sizes are the first of eight numbers of an
+    axis; channels are filled up to a power of two."""
     q, axes = args[name == "neighborhood_backward"], args[-2]
-    pairs = q.numel()
+    edge, channels = _EDGES[len(axes) // 8], q.shape[-1]
+    products = q.numel() // channels * 2 ** (channels - 1).bit_length()
     for size in axes[::8]:
-        pairs *= size
-    return _WINDOWED[name] * pairs
+        products *= -(-(size + edge - 1) // edge) * edge
+    return _WINDOWED[name] * products
 
 
 def _of_slots(name, q, k, values, *_):
