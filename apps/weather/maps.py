@@ -46,7 +46,7 @@ def draw_maps(path, rows, titles, x, y, lines, channel, label):
     for ax, title in zip(axes[0], titles):
         ax.set_title(title, fontsize=11)
     _scale_bar(axes[-1][0], extent)
-    _bar(figure, image, axes, 0.6, label)
+    _bar(figure, image, axes, 0.6 if len(rows) > 2 else 1.0, label)
     return save_figure(figure, path)
 
 
@@ -100,8 +100,11 @@ def _bar(figure, image, axes, shrink, label):
 
 
 def _borders(ax, lines, extent):
+    """State lines, finer on a map of the country, where they would hide what lies below."""
+    wide = extent[1] - extent[0] > 1500
+    look = dict(color="0.3", lw=0.35) if wide else dict(color="k", lw=0.8, path_effects=_halo())
     for line in lines:
-        ax.plot(line[:, 0] / 1e3, line[:, 1] / 1e3, color="k", lw=0.8, path_effects=_halo())
+        ax.plot(line[:, 0] / 1e3, line[:, 1] / 1e3, **look)
     ax.set(xlim=extent[:2], ylim=extent[2:], xticks=[], yticks=[])
 
 
