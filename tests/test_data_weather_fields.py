@@ -49,11 +49,13 @@ def test_latitudes_and_longitudes_are_interpolated(tmp_path):
     assert gfs.times == (np.datetime64("2024-05-06T18:00"), np.datetime64("2024-05-06T12:00"))
     expected = 100 * grid.latitude + grid.longitude + 360
     assert resample(gfs, grid) == pytest.approx(expected, abs=0.01)
-    era = xr.DataArray(values[None, None], name="z", dims=("valid_time", "pressure_level", "latitude", "longitude"),
-                       attrs={"units": "m**2 s**-2"}, coords={"valid_time": [np.datetime64("2024-05-06T18", "ns")],
-                       "pressure_level": [500.0], "latitude": lat, "longitude": lon})  # fmt: skip
+    place = {"pressure_level": [500.0], "latitude": lat, "longitude": lon}
+    at = {"valid_time": np.array(["2024-05-06T17", "2024-05-06T18"], "M8[ns]"), **place}
+    era = xr.DataArray(np.stack([0 * values, values])[:, None], at, list(at), "z", {"units": "m**2 s**-2"})
     era.to_netcdf(tmp_path / "e.nc")
-    field = read_field(tmp_path / "e.nc", ("gh", "z"), 500)
+    hours = read_times(tmp_path / "e.nc", ("gh", "z"), 500)
+    assert hours == [(np.datetime64("2024-05-06T17"), None), (np.datetime64("2024-05-06T18"), None)]
+    field = read_field(tmp_path / "e.nc", ("gh", "z"), 500, hours[1])
     assert field.times[1] is None and resample(field, grid) == pytest.approx(expected, abs=0.01)
     with pytest.raises(InputError, match="no such field. It holds z"):
         read_field(tmp_path / "e.nc", ("cape",))

@@ -56,7 +56,7 @@ class EvaluateConfig(EnsembleConfig):
     baselines: tuple[str, ...] | None = option(
         None, f"of {', '.join(baselines.NAMES)}; left out: all, those of pysteps where it is installed"
     )
-    hrrr: str | None = option(None, "folder of HRRR files (wrfsfc .grib2), to be scored too where they are valid")
+    hrrr: str | None = option(None, "folder of HRRR files (wrfsfc, wrfsubh), to be scored too where they are valid")
     hrrr_delay: float = option(60.0, "minutes after its start from which on a run of HRRR counts as available")
     draws: int = option(1000, "draws of the bootstrap over starting times")
     figures: bool = option(True, "draw figures and animations, which the report holds")

@@ -147,7 +147,7 @@ def _parser():
     add("--mrms", type=Path, help="folder of MRMS .grib2 or .grib2.gz files")
     add("--abi", type=Path, help="folder of ABI level 2 files: MCMIP, CMIP, ACHA")
     add("--glm", type=Path, help="folder of GLM L2 LCFA files")
-    add("--nwp", type=Path, help="folder of HRRR, GFS or ERA5 files, GRIB2 or NetCDF, one time each")
+    add("--nwp", type=Path, help="folder of HRRR, GFS or ERA5 files, GRIB2 or NetCDF, one start each")
     add("--nwp-fields", nargs="+", choices=FIELDS, default=["z500"], help="fields to take from them (default z500)")
     add("--topography", type=Path, help="NetCDF or GRIB file of heights in m, becomes a static field")
     add("--radars", type=Path, help="CSV file, columns latitude and longitude, becomes radar proximity")
