@@ -154,7 +154,7 @@ def counted_air(meshes, mesh, archive, path, part):
     rows = []
     for layer in model.modules():
         layer.register_forward_hook(lambda _layer, inputs, _found: rows.append(inputs[0].shape[-2]))
-    states = States(model, [cloud], 100, meshes[mesh], room=0)
+    states = States(model, [cloud], 100, meshes[mesh], memory=0)
     kept = States(model, [cloud], 100, meshes[mesh])
     for mine, other in zip(states.tokens, kept.tokens):
         torch.testing.assert_close(mine, other)

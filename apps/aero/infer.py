@@ -12,7 +12,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from apps.aero.air import write_air
@@ -49,7 +48,7 @@ class InferConfig:
     vtp: str | None = option(None, "with --run: surface file that the run was built from, for its polygons")
     surface: str | None = option(None, "surface file of a body: STL, VTP, VTU, OBJ, PLY")
     chunk: int | None = option(None, "cells computed at a time, for less memory and the same answer; left out: all")
-    memory: float | None = option(None, "GiB a process keeps between layers of a volume, more is computed again")
+    memory: float | None = option(None, "GiB kept between layers when chunked; left out: half of a GPU, 1 on a CPU")
     pressure: str | None = option(None, "cell array of the true pressure in it, m2/s2; left out: the usual names")
     shear: str | None = option(None, "cell array of the true wall shear stress, m2/s2, OpenFOAM's sign")
     volume: str | None = option(None, "VTU file whose cells are predicted too, by a model of volumes")
@@ -147,22 +146,14 @@ def _answered(config, model, scalings, surface, cloud, U, domain, name):
     surface: features, a ShardTensor; cloud: of apps.aero.cloud; name: of the body, on rank 0.
     """
     if cloud is None:
-        return outputs(model, [surface], domain, config.chunk)[0], None
+        return outputs(model, [surface], domain, config.chunk, config.memory)[0], None
     clouds = {"surface": surface if surface is None else surface.to_local(), "volume": cloud}
-    states = States(model, [clouds[kind] for kind in scalings], config.chunk or CHUNK, domain, _room(config.memory))
+    states = States(model, [clouds[kind] for kind in scalings], config.chunk or CHUNK, domain, config.memory)
     part = [temporary(volume_path(config.out, name)) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(part, src=0)
     kinds = list(scalings)
     air = write_air(part[0], states, kinds.index("volume"), U)
     return states.whole(kinds.index("surface")) if surface is not None else None, air
-
-
-def _room(memory):
-    """Bytes of hidden states that a process may keep."""
-    device = DistributedManager().device
-    if memory is not None:
-        return memory * 2**30
-    return torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else 2**30
 
 
 def _polygons(config, reader):

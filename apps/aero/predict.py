@@ -143,12 +143,12 @@ def gathered(fields, cloud):
 
 
 @torch.no_grad()
-def outputs(model, clouds, domain, chunk):
-    """This rank's rows of the model's outputs [(n, 4)], of features [(n, F)] cut over the domain."""
+def outputs(model, clouds, domain, chunk, memory=None):
+    """This rank's rows of the model's outputs [(n, 4)], of features [(n, F)] cut over the domain; memory: of States."""
     if chunk is None:
         found = model(*(features.unsqueeze(0) for features in clouds))
         return [part.squeeze(0).to_local() for part in (found if isinstance(found, tuple) else (found,))]
-    return streamed(model, [features.to_local() for features in clouds], chunk, domain)
+    return streamed(model, [features.to_local() for features in clouds], chunk, domain, memory)
 
 
 def judge(model, reader, scalings, runs, mesh, only_held_out=False, chunk=None):

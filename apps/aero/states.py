@@ -6,8 +6,6 @@ Hidden states of the rows are kept from layer to layer where there is room, else
 L layers that is L / 2 times the work and a memory that does not grow with the number of points.
 """
 
-import math
-
 import torch
 import torch.distributed as dist
 
@@ -16,15 +14,15 @@ class States:
     """Tokens of every layer of ``model``, from all rows of all ranks of ``domain``; collective.
 
     clouds: this rank's rows of each cloud, whose slices [first:last] are tensors (n, F): a tensor, or what reads them
-    from files. chunk: rows computed at a time. room: bytes of hidden states that may be kept; each rank keeps its own
-    or does not, which changes no number.
+    from files. chunk: rows computed at a time. memory: GiB of hidden states that a rank may keep, half of what its GPU
+    has free or 1 where None; whether it keeps them changes no number.
     """
 
     @torch.no_grad()
-    def __init__(self, model, clouds, chunk, domain, room=math.inf):
+    def __init__(self, model, clouds, chunk, domain, memory=None):
         self.model, self.clouds, self.chunk, self.tokens = model, clouds, chunk, []
         weight, width = next(model.parameters()), model.config.width
-        fits = sum(len(cloud) for cloud in clouds) * width * weight.element_size() <= room
+        fits = sum(len(cloud) for cloud in clouds) * width * weight.element_size() <= _room(memory, weight.device)
         self.kept = [weight.new_empty(1, len(cloud), width) for cloud in clouds] if fits else None
         for block in model.blocks:
             attention, total = block.attention, 0
@@ -65,10 +63,17 @@ class States:
         return x, share
 
 
-def streamed(model, clouds, chunk, domain):
+def _room(memory, device):
+    """Bytes of hidden states that may be kept."""
+    if memory is None and device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 2
+    return (1 if memory is None else memory) * 2**30
+
+
+def streamed(model, clouds, chunk, domain, memory=None):
     """As ``model`` on all rows of all ranks of ``domain``, ``chunk`` rows at a time.
 
-    clouds: this rank's rows [(n, F)], plain; returns [(n, outputs)].
+    clouds: this rank's rows [(n, F)], plain; memory: as of ``States``; returns [(n, outputs)].
     """
-    states = States(model, clouds, chunk, domain)
+    states = States(model, clouds, chunk, domain, memory)
     return [states.whole(number) for number in range(len(clouds))]

@@ -14,6 +14,7 @@ in a hidden folder beside it, where the same command goes on.
 import argparse
 import json
 import math
+import os
 import shutil
 import time
 from pathlib import Path
@@ -112,6 +113,7 @@ def _all(args, folder, jobs, count):
         return [_one(args, folder, count, *job) for job in jobs]
     import dask
 
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.workers)))  # its share each
     tasks = [dask.delayed(_one)(args, folder, count, *job) for job in jobs]
     return dask.compute(*tasks, scheduler="processes", num_workers=args.workers)
 

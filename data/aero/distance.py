@@ -10,6 +10,9 @@ that is far asks a sparse sample of the triangles first, then those around the p
 from the nearest point on them until it stays where it is.
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 BLOCK = 4096  # points at a time: what belongs to them stays in the cache
@@ -17,6 +20,11 @@ TIE = 1e-6  # of the diagonal: triangles that are as near as the nearest
 SPARSE, FEWEST = 16, 16384  # one triangle in so many is asked first, where there are more than the fewest
 AROUND = 24  # triangles that are measured around a place
 PLAIN = 0.999  # cosine beyond which the normal of one triangle tells the side
+
+
+def threads():
+    """Threads that a process may use: OMP_NUM_THREADS, which torchrun sets too, else all cores."""
+    return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
 
 
 class NearestSurface:
@@ -52,9 +60,13 @@ class NearestSurface:
         points - distance * direction; on the surface itself it is the outward normal.
         """
         distance, direction = np.empty(len(points)), np.empty((len(points), 3))
-        for first in range(0, len(points), BLOCK):
+
+        def fill(first):
             rows = slice(first, first + BLOCK)
             distance[rows], direction[rows] = self._query(np.asarray(points[rows], np.float64))
+
+        with ThreadPoolExecutor(threads()) as pool:  # the tree and numpy let other threads run
+            list(pool.map(fill, range(0, len(points), BLOCK)))
         return distance, direction
 
     def _query(self, points):
