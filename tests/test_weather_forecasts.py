@@ -1,6 +1,7 @@
 """Forecasts of two models and of experts, broken off and resumed, as products, scored from files and beside HRRR."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from weather_files import hrrr_keys, write_subhourly
 from apps.cli import parse
 from apps.weather import evaluate, forecast, look, maps, products, train
 from apps.weather.dataset import Facts, Frames
+from apps.weather.ensemble import policy_of
 from apps.weather.hrrr import Hrrr
 from apps.weather.policy import Policy
 from apps.weather.product import Product
@@ -121,6 +123,12 @@ def test_the_policy_for_gaps_is_that_of_the_training_unless_told(folder, trained
     states = [checkpoint.read_state(trained[part])["task"]["policy"] for part in ("satellite", "radar")]
     kept = xarray.open_zarr(short).attrs["missing_pixels"]
     assert [Policy(**state) for state in (*states, json.loads(kept))] == [Policy("reject", 0.0)] * 3
+    stages = [SimpleNamespace(policy=Policy(kind), paths=[f"{kind}.pt"]) for kind in ("mask", "reject")]
+    with pytest.raises(
+        InputError, match="mask.pt: was trained with --missing mask --least 0.5, reject.pt with --mis"
+    ):
+        policy_of(SimpleNamespace(missing=None, least=0.1), stages)
+    assert policy_of(SimpleNamespace(missing="refuse", least=0.1), stages) == Policy("refuse", 0.1)
     everything, archive = ["--least", "1"], ["--archive", str(folder / "archive.zarr"), "--no-figures"]
     models = ["--checkpoint", trained["radar"], "--satellite", trained["satellite"]]
     score, named = (

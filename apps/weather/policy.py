@@ -22,6 +22,9 @@ class Policy:
     missing: str = "mask"
     least: float = 0.5
 
+    def __str__(self):
+        return f"--missing {self.missing} --least {self.least:g}"
+
     def poor(self, reader, channels):
         """Which frames the policy does not take for which channels, bool (n, channel); none where it masks."""
         at = [reader.channels.index(name) for name in channels]
