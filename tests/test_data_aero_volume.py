@@ -9,6 +9,7 @@ from data.aero.cell_volumes import cell_volumes
 from data.aero.geometry import Polygons
 from data.aero.vtu import VtuFile
 from data.aero.vtu_cells import VtuCells
+from data.aero.vtu_writer import CellFile, VtuWriter
 
 STEP = [[0, 0], [2, 0], [2, 1], [1, 1], [1, 2], [0, 2]]  # an L of area 3
 CELLS = {  # VTK's type: points of one cell; the last is an L-shaped prism, given by its faces
@@ -109,3 +110,25 @@ def test_what_has_no_volume_is_named(zoo, tmp_path):
     (tmp_path / "bad.vtu").write_text(text.replace("\n0 0 0 ", "\n0 x 0 ", 1))
     with pytest.raises(InputError, match="bad.vtu, variable Points: is no text of numbers"):
         VtuCells(VtuFile([tmp_path / "bad.vtu"]))
+
+
+@pytest.mark.parametrize("name", ["now.vtu", "text.vtu"])
+def test_a_mesh_is_written_again_by_many_with_fields_of_their_own_rows(zoo, name, tmp_path):
+    folder, grid, expected = zoo
+    rows, cuts = np.arange(grid.n_cells, dtype=np.float32), [0, 5, 5, grid.n_cells]
+    fields = {"id": (np.dtype("i8"), ()), "twice": (np.dtype("f4"), (2,))}
+    for rank, (first, last) in enumerate(zip(cuts, cuts[1:])):  # the second has no rows
+        writer = VtuWriter(tmp_path / "out.vtu", CellFile([folder / name]), fields)
+        if rank == 0:
+            writer.create()
+        writer.write("CellData", "id", first, rows[first:last])
+        writer.write("CellData", "twice", first, np.stack([rows, 2 * rows], axis=1)[first:last])
+        writer.copy(rank, 3)
+    found = pyvista.read(tmp_path / "out.vtu")
+    np.testing.assert_array_equal(found.celltypes, grid.celltypes)
+    np.testing.assert_array_equal(found["id"], rows)
+    np.testing.assert_array_equal(found["twice"][:, 1], 2 * rows)
+    np.testing.assert_array_equal(found.get_cell(1).points, grid.get_cell(1).points)
+    assert found.get_cell(0).n_faces == 8
+    cells = VtuCells(VtuFile([tmp_path / "out.vtu"]))
+    np.testing.assert_allclose(cells.volumes(0, grid.n_cells), expected, rtol=1e-12)

@@ -7,6 +7,7 @@ triangles of the body travel. Points and distances wait in a temporary file, so 
 
 import os
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from apps.aero.outputs import on_disk
 from apps.agree import together
 from core import InputError
 from data.aero.distance import NearestSurface
+from data.aero.drivaerml import whole_or_parts
 from data.aero.geometry import Polygons, triangles
 from data.aero.vtk_files import DRIVAERML, OPENFOAM
 from data.aero.vtu_cells import BLOCK, VtuCells
@@ -79,7 +81,7 @@ class BodyCloud:
             corners = self.placed(corners.reshape(-1, 3)).reshape(-1, 3, 3)
             surface = NearestSurface(corners)
             if config.volume is not None:
-                self.mesh = CellFile(config.volume)
+                self.mesh = CellFile(whole_or_parts(Path(config.volume)))
                 self.file, self.cells = self.mesh.file, VtuCells(self.mesh.file)
                 self.first, last = (self.file.cells * k // ranks for k in (rank, rank + 1))
                 parts = self._centres(surface, last)

@@ -51,7 +51,9 @@ class InferConfig:
     memory: float | None = option(None, "GiB kept between layers when chunked; left out: half of a GPU, 1 on a CPU")
     pressure: str | None = option(None, "cell array of the true pressure in it, m2/s2; left out: the usual names")
     shear: str | None = option(None, "cell array of the true wall shear stress, m2/s2, OpenFOAM's sign")
-    volume: str | None = option(None, "VTU file whose cells are predicted too, by a model of volumes")
+    volume: str | None = option(
+        None, "VTU file, or its .part files, whose cells are predicted too, by a model of volumes"
+    )
     query: int | None = option(None, "without a VTU file: about so many points around the body; left out: 100000")
     scale: float | None = option(None, "metres in one unit of the file, as 0.001 for millimetres; left out: 1, checked")
     flow_axis: str = option("x", "where the flow goes in the file; write --flow-axis=-x", choices=AXES)

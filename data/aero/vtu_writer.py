@@ -9,12 +9,12 @@ KINDS = {"f": "Float", "i": "Int", "u": "UInt"}
 
 
 class CellFile:
-    """The mesh of a VTU file, to be copied: its points, and all that stands in Cells."""
+    """The mesh of a VTU file, whole or in parts, to be copied: its points, and all that stands in Cells."""
 
     copied = True  # the points too
 
-    def __init__(self, path):
-        self.file = VtuFile([path])
+    def __init__(self, paths):
+        self.file = VtuFile(paths)
         self.points, self.cells = self.file.points, self.file.cells
 
     def arrays(self):
@@ -97,9 +97,10 @@ class VtuWriter:
             label = f"{KINDS[kind.kind]}{8 * kind.itemsize}"
             text[section] += f'<DataArray type="{label}" Name="{name}" NumberOfComponents="{components}" '
             text[section] += f'format="appended" offset="{at}"/>\n'
+        version = "2.3" if ("Cells", "face_offsets") in self.places else "1.0"  # polyhedra by faces, since VTK 9.4
         sections = "".join(f"<{name}>\n{body}</{name}>\n" for name, body in text.items())
         return (
-            f'<?xml version="1.0"?>\n<VTKFile type="UnstructuredGrid" version="1.0" byte_order="LittleEndian" '
+            f'<?xml version="1.0"?>\n<VTKFile type="UnstructuredGrid" version="{version}" byte_order="LittleEndian" '
             f'header_type="UInt64">\n<UnstructuredGrid>\n<Piece NumberOfPoints="{self.mesh.points}" '
             f'NumberOfCells="{self.mesh.cells}">\n{sections}</Piece>\n</UnstructuredGrid>\n'
             '<AppendedData encoding="raw">\n_'
