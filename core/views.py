@@ -30,8 +30,8 @@ def remember(orders, call, source, results):
 
 
 def lay(result, like):
-    """The result, of as many dims, lies in memory in the order of the dims of ``like``, on all ranks."""
-    if not getattr(like, "_order", None) or type(result._local_tensor) is not torch.Tensor:
+    """The result lies in memory in the order of the dims of ``like``, on all ranks, if that has as many."""
+    if not getattr(like, "_order", None) or like.ndim != result.ndim or type(result._local_tensor) is not torch.Tensor:
         return
     dims = sorted(range(result.ndim), key=lambda d: -like._order[d])
     back = [dims.index(d) for d in range(result.ndim)]

@@ -33,7 +33,8 @@ def whole(x):
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 def heads_become_channels(meshes, strategy):
-    """The result lies as the queries do, so that heads go back to channels by a view of the part and of the whole."""
+    """The result lies as the queries do, so that heads go back to channels by a view of the part and of the whole, where
+    the queries have as many dims."""
     for name, dim in (("1", 1), ("2", 1), ("4", 1), ("4", None)):
         x = cut(drawn(2, 3, 4, 8), meshes[name], dim)
         for q in (x.transpose(1, 2), x.chunk(2, -1)[0].transpose(1, 2)):
@@ -44,6 +45,8 @@ def heads_become_channels(meshes, strategy):
                 assert parts[0].untyped_storage().data_ptr() == parts[1].untyped_storage().data_ptr()
             channels.zero_()
             assert not whole(out).any()
+        fewer, keys = cut(drawn(3, 4, 8), meshes[name], dim and 0).transpose(0, 1), x.transpose(1, 2)
+        assert with_strategy(strategy, F.scaled_dot_product_attention)(fewer, keys, keys).shape == keys.shape
 
 
 @pytest.mark.parametrize("strategy", ["gather", "ring", "heads"])
