@@ -124,9 +124,7 @@ def test_the_policy_for_gaps_is_that_of_the_training_unless_told(folder, trained
     kept = xarray.open_zarr(short).attrs["missing_pixels"]
     assert [Policy(**state) for state in (*states, json.loads(kept))] == [Policy("reject", 0.0)] * 3
     stages = [SimpleNamespace(policy=Policy(kind), paths=[f"{kind}.pt"]) for kind in ("mask", "reject")]
-    with pytest.raises(
-        InputError, match="mask.pt: was trained with --missing mask --least 0.5, reject.pt with --mis"
-    ):
+    with pytest.raises(InputError, match="mask.pt: was trained with --missing mask --least 0.5, reject.pt with --mis"):
         policy_of(SimpleNamespace(missing=None, least=0.1), stages)
     assert policy_of(SimpleNamespace(missing="refuse", least=0.1), stages) == Policy("refuse", 0.1)
     everything, archive = ["--least", "1"], ["--archive", str(folder / "archive.zarr"), "--no-figures"]
