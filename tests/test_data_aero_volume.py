@@ -98,6 +98,16 @@ def test_warped_neighbours_share_a_face_without_gap_or_overlap():
     assert cell_volumes(mesh, grid.celltypes).sum() == pytest.approx(27, rel=1e-12)
 
 
+def test_a_mesh_in_another_unit_than_the_body_is_refused(zoo):
+    folder, grid, _ = zoo
+    cells, body = VtuCells(VtuFile([folder / "now.vtu"])), np.array([[[0, 0, 0], [9, 0, 0], [0, 3, 3]]])
+    cells.check_around(body)
+    cells.check_around(body / 1000, scale=0.001)
+    for corners, scale in ((body / 1000, 1), (body, 0.001)):
+        with pytest.raises(InputError, match="now.vtu, variable Points: spans .* m: their units are not the same"):
+            cells.check_around(corners, scale)
+
+
 def test_what_has_no_volume_is_named(zoo, tmp_path):
     folder = zoo[0]
     pyvista.Plane().cast_to_unstructured_grid().save(tmp_path / "skin.vtu")

@@ -83,6 +83,7 @@ class BodyCloud:
             if config.volume is not None:
                 self.mesh = CellFile(whole_or_parts(Path(config.volume)))
                 self.file, self.cells = self.mesh.file, VtuCells(self.mesh.file)
+                self.cells.check_around(corners, self.scale)
                 self.first, last = (self.file.cells * k // ranks for k in (rank, rank + 1))
                 parts = self._centres(surface, last)
             else:

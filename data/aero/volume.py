@@ -50,6 +50,7 @@ class VolumeCells:
             for name in self._wanted():
                 self._check(file, name)
             surface, cells = NearestSurface(self.corners * self.scale), VtuCells(file)
+            cells.check_around(self.corners * self.scale, self.scale)
             for first in range(0, file.cells, self.block):
                 last = min(first + self.block, file.cells)
                 yield self._block(file, surface, cells, first, last)

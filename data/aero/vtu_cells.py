@@ -15,23 +15,42 @@ from data.aero.cells import refuse_not_finite
 from data.aero.geometry import Polygons, vertex_mean
 
 BLOCK = 1 << 18
+LEAST, MOST = 0.5, 500  # spans of air around a body, in the body's; millimetres are a thousand off
 
 
 class VtuCells:
-    """Cells of ``file`` (data.aero.vtu.VtuFile). Raises InputError for points that are not finite, and for cells that
-    name points that do not exist or have none."""
+    """Cells of ``file`` (data.aero.vtu.VtuFile); span: diagonal of their box, in the file's unit.
+
+    Raises InputError for points that are not finite, and for cells that name points that do not exist or have none.
+    """
 
     def __init__(self, file):
         self.file, self.path = file, file.paths[0]
-        name = file.names("Points")[0]
+        name, ends = file.names("Points")[0], []
         with tempfile.TemporaryFile() as stream:
             for first in range(0, file.points, BLOCK):
                 values = file.read("Points", name, first, min(first + BLOCK, file.points))
                 refuse_not_finite(values, self.path, "Points", first, "points")
+                ends += [values.min(axis=0), values.max(axis=0)]
                 stream.write(np.ascontiguousarray(values, values.dtype.newbyteorder("=")).tobytes())
             stream.flush()
             self.map = mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ)
+        self.span = float(np.linalg.norm(np.ptp(ends, axis=0)))
         self.points = np.frombuffer(self.map, values.dtype.newbyteorder("=")).reshape(-1, 3)
+
+    def check_around(self, corners, scale=1.0):
+        """InputError unless the mesh is as large as the air around a body of triangles ``corners`` (t, 3, 3) m may be.
+
+        scale: metres in a unit of the mesh.
+        """
+        body = np.linalg.norm(np.ptp(corners.reshape(-1, 3), axis=0))
+        if not LEAST < self.span * scale / body < MOST:
+            raise InputError(
+                f"spans {self.span * scale:.4g} m where the body spans {body:.4g} m: their units are not the same",
+                file=self.path,
+                variable="Points",
+                remedy="Export the volume and the surface in one unit",
+            )
 
     def block(self, first, last):
         """Points of the cells first ... last, as Polygons."""
