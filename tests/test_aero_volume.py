@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import pyvista
 import torch
+from launch import exit_status
 from torch.distributed.tensor import Shard
 
 from apps.aero import ablate, evaluate, infer, submission, train
@@ -181,7 +182,7 @@ def test_air_passes_through_in_chunks_on_any_number_of_ranks(trained, tmp_path, 
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-3, err_msg=name)
 
 
-def test_a_new_body_in_millimetres_has_its_air_in_its_own_frame(trained, tmp_path):
+def test_a_new_body_in_millimetres_has_its_air_in_its_own_frame(trained, tmp_path, capsys):
     """Flow along -y in the file: velocity comes back along -y, on the cells of a VTU file and on drawn points."""
     _, _, checkpoints = trained
     body = make_body(0, 4, 300, volume=True)
@@ -215,6 +216,10 @@ def test_a_new_body_in_millimetres_has_its_air_in_its_own_frame(trained, tmp_pat
     grid = pyvista.read(tmp_path / "car_volume.vtu")
     assert 2000 < grid.n_cells <= 3000 and grid["sdf"].min() > 0
     assert np.ptp(grid.points, axis=0).max() > 10_000 and grid["velocity_predicted"][:, 1].mean() < -5
+    for place, words in ((tmp_path / "car.json", "cannot be written"), (tmp_path / "whole", "no such file")):
+        more = ["--volume", str(tmp_path / "not.vtu")] if words == "no such file" else ["--query", "3000"]
+        assert exit_status(infer.main, [*common[:-1], str(place), *more]) == 2 and words in capsys.readouterr().err
+    assert not (tmp_path / "whole").exists()
 
 
 def test_evaluation_draws_curves_and_exports_every_cell(trained, tmp_path):

@@ -5,6 +5,7 @@ name when all of it is there. Nothing is gathered but sums and the sample.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +57,8 @@ def write_air(part, states, number, U):
             writer.copy(rank, len(cloud.sizes))
     except BaseException:
         if rank == 0:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
         raise
     scores = {"points": total} | _scores(sums, largest, group, states.tokens[0].device)
     return Air(part, scores, _gathered(sample, group))
