@@ -11,6 +11,7 @@ from weather_files import hrrr_keys, write_subhourly
 
 from apps.cli import parse
 from apps.weather import evaluate, forecast, look, maps, products, train
+from apps.weather.baselines import Observed
 from apps.weather.dataset import Facts, Frames
 from apps.weather.ensemble import policy_of
 from apps.weather.hrrr import Hrrr
@@ -185,6 +186,32 @@ def test_a_forecast_that_was_broken_off_goes_on(folder, trained, coupled, monkey
     got, want = (xarray.open_zarr(path) for path in (folder / out, coupled))
     assert set(got.variables) == set(want.variables) and not list(folder.glob(".broken*"))
     for name in want.data_vars:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("last", [1, 4])
+def test_data_groups_that_had_come_further_do_not_go_back(folder, trained, coupled, monkeypatch, last, capsys):
+    """Member 2, of another data group, had done the steps up to ``last`` when the others had done one."""
+    write, out = Product.write, f"ahead{last}.zarr"
+
+    def ahead(self, lead, members, ensemble):
+        write(self, lead, *((members, ensemble) if lead < 1 else ([2], Observed(*(part[2:] for part in ensemble)))))
+        if lead == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Product, "write", ahead)
+    with pytest.raises(KeyboardInterrupt):
+        forecast.main(_arguments(folder, trained, out))
+    monkeypatch.undo()
+    if last == 4:  # the frames of its first steps are gone
+        with pytest.raises(SystemExit):
+            forecast.main(_arguments(folder, trained, out, "--resume"))
+        assert "has members of different steps" in capsys.readouterr().err
+        monkeypatch.setattr(forecast, "share", lambda members, mesh: [0, 1])
+    forecast.main(_arguments(folder, trained, out, "--resume"))
+    assert "going on after step 1\nstep 2/5" in capsys.readouterr().err
+    got, want = (xarray.open_zarr(path) for path in (folder / out, coupled))
+    for name in ("refc", "bt13"):
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-4, err_msg=name)
 
 

@@ -60,10 +60,10 @@ def main(argv=None):
     about = provenance(stages, reader, **told) if chief else {}
     size = config.steps, config.members
     with Product(config.out, frames, start, *size, about, config.resume, config.products) as product:
-        if chief and product.done:
-            print(f"going on after step {product.done}", file=sys.stderr, flush=True)
-        leads = range(product.done, config.steps) if members else ()
-        past = product.past(members) if members else ()
+        done, past = product.past(members)
+        if chief and done:
+            print(f"going on after step {done}", file=sys.stderr, flush=True)
+        leads = range(done, config.steps)
         for lead, ensemble in zip(
             leads, rollout(stages, frames, index, leads, members, config.seed, config.at_once, past)
         ):

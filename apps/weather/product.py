@@ -54,7 +54,8 @@ class Product:
         self.part = self.path.with_name(f".{self.path.stem}.partial.zarr")
         self.chief = dist.get_rank() == 0
         self.window = tuple(slice(*frames.latitude.spec.local_range(dim)) for dim in (0, 1))
-        self.slots = frames.facts.history + 1  # one more than a step needs: the next may be half written
+        # two more than a step needs: the next may be half written, and some members of a data group a step ahead
+        self.slots = frames.facts.history + 2
 
     def __enter__(self):
         with together():
@@ -69,21 +70,34 @@ class Product:
         valid = persistence(self.frames.history(self._index())).valid[0].to_local().cpu().numpy()
         for c, name in enumerate(self.frames.facts.channels):
             self.group[f"{name}_seen"][0, *self.window] = valid[c]
-        done = self.group[DONE][...].all(1)
-        self.done = len(done) if done.all() else int(done.argmin())
+        self.done = np.cumprod(self.group[DONE][...], 0).sum(0)  # steps of each member
         dist.barrier()
         return self
 
     def past(self, members):
-        """The last ensembles that are complete, oldest first, for `apps.weather.rollout.rollout`."""
-        frames, out = self.frames, []
+        """How many steps these members have done, and their last ensembles, oldest first, for
+        `apps.weather.rollout.rollout`. Every rank calls it; data groups that had come further go on from there.
+
+        Raises:
+            InputError: members of other data groups than before, one of which was too far ahead of the others.
+        """
+        frames, out, counts = self.frames, [], self.done[list(members)]
+        done = int(counts.min(initial=self.steps))
+        first = max(done - frames.facts.history, 0)
+        with together():
+            if first + self.slots <= counts.max(initial=0):
+                raise InputError("has members of different steps, as data groups do not wait for each other",
+                                 file=self.part, remedy="Resume with as many processes and the same --domain, or leave "
+                                 "out --resume")  # fmt: skip
+        if not members:
+            return done, out
         valid = _many(persistence(frames.history(self._index())).valid, len(members))
         spec = make_spec(valid.device_mesh, valid.spec.placements, valid.shape, dict(enumerate(valid.spec.sizes)))
-        for lead in range(max(self.done - frames.facts.history, 0), self.done):
+        for lead in range(first, done):
             values = [self.group[STATE][lead % self.slots, m, :, *self.window] for m in members]
             values = torch.from_numpy(np.stack(values)).to(valid.device, frames.dtype)
             out.append(Observed(ShardTensor(values, spec), valid))
-        return out
+        return done, out
 
     def write(self, lead, members, ensemble):
         """Stores `Observed` members (member, channel, y, x) of one step, scaled; each rank its rows.
