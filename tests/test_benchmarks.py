@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
-from benchmarks import largest, scaling
+from benchmarks import largest, scaling, stream
 from benchmarks.models import ViT
 from benchmarks.scaling import forward_and_step
 from benchmarks.wire import Tape
@@ -71,3 +71,11 @@ def test_the_largest_size_is_found(monkeypatch, bend):
     args = SimpleNamespace(gib=1.0, small=False)
     found = largest.largest("Transolver", 2, args)
     assert peak(found["n"]) <= 2**30 < peak(1.02 * found["n"])
+
+
+def test_a_drawn_cloud_is_the_same_by_any_ranges():
+    whole = stream.Drawn(0, 9000, torch.empty(0))[:]
+    assert whole.shape == (9000, 7) and whole.std() > 0.9
+    part = stream.Drawn(3000, 9000, torch.empty(0))
+    assert len(part) == 6000 and torch.equal(torch.cat([part[:1096], part[1096:5000], part[5000:6096]]), whole[3000:])
+    assert part[6000:6000].shape == (0, 7)
