@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.distributed_c10d import _register_process_group as register_group
@@ -28,6 +29,11 @@ scoped_library = torch.library._scoped_library  # what it registers ends with th
 mask_is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 
 
+def compiling():
+    """Whether code is read or traced by the compiler: torch before 2.13 says so only while it reads."""
+    return torch.compiler.is_compiling() or TracingContext.try_get() is not None
+
+
 def keeps_graph():
     """Whether the running backward pass was asked to retain its graph."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
@@ -45,11 +51,11 @@ def send(operator, *args):
     """Sends a message to the group that the last argument names. The ranks' graphs differ, their messages must not: the
     compiler may not take two messages for one because a rank without rows fills both with the same, nor put one of a
     backward pass into the forward pass because on this rank it does not depend on incoming gradients."""
-    if compiling := torch.compiler.is_compiling():
+    if traced := compiling():
         args = (*args[:-1], _another_name(args[-1]))
     meta = torch.fx.traceback.current_meta
     if meta.get("partitioner_tag") != "is_backward":
-        with nullcontext() if compiling else BelowAutograd():  # derivatives are ours; torch's would cost their Python
+        with nullcontext() if traced else BelowAutograd():  # derivatives are ours; torch's would cost their Python
             return operator(*args)
     meta["partitioner_tag"] = "must_be_in_backward"
     try:
@@ -155,6 +161,7 @@ __all__ = [
     "NoDispatch",
     "NoTorchFunction",
     "at_end_of_backward",
+    "compiling",
     "ddp_ignores",
     "dtensor_from_local",
     "fused_attention",

@@ -13,7 +13,7 @@ do so on every rank of the mesh, for a bucket that is read early is sent early.
 import torch
 
 from core import collectives as c
-from core._torch import at_end_of_backward, has_hooks, make_wrapper_subclass, no_torch_function
+from core._torch import at_end_of_backward, compiling, has_hooks, make_wrapper_subclass, no_torch_function
 from core.spec import contiguous_stride
 
 _BUCKET = 2**25  # bytes; large enough to use the wire well, small enough to be sent early
@@ -146,7 +146,7 @@ def summed(terms, weights, mesh):
     """The sums over ``mesh`` of the local ``terms`` of the gradients of plain ``weights``."""
     if mesh.size() == 1:
         return terms
-    later = None if torch.compiler.is_compiling() else _running
+    later = None if compiling() else _running
     own, places = {}, []
     for term, w in zip(terms, weights):
         marked = later and getattr(w, "_in_bucket", False)

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 
-from core._torch import NoTorchFunction, is_nothing, keeps_graph, unseen_by_checkpoints
+from core._torch import NoTorchFunction, compiling, is_nothing, keeps_graph, unseen_by_checkpoints
 from core.arguments import call, emptied
 from core.gradients import summed
 from core.redistribute import move
@@ -38,7 +38,7 @@ def run(plan, compute, tensors, args=None, kwargs=None):
 def _as_written(formula, kind, tensors):
     """The operands as a formula takes them, or None where it does not hold: it knows no conjugates, and of autocast
     what it says. What autocast casts is then kept as it was cast, and not as it came."""
-    if torch.compiler.is_compiling() or any(t.is_complex() for t in tensors):
+    if compiling() or any(t.is_complex() for t in tensors):
         return None
     if torch.is_autocast_enabled(kind):
         dtype = formula.autocast(kind) if formula.autocast else None
@@ -156,7 +156,7 @@ class Region(Function):
         wanted = [i for i, t in enumerate(inner) if t.requires_grad and ctx.needs_input_grad[i + 2]]
         results = [None] * len(inner)
         if live and wanted:
-            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            if torch.is_grad_enabled() and not compiling():
                 tensors = ctx.saved_tensors[:-1]
                 found = _differentiable(ctx.plan, ctx.compute, tensors, ctx.weights, live, wanted, specs, grads)
             else:

@@ -6,7 +6,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
-from core._torch import NoTorchFunction
+from core._torch import NoTorchFunction, compiling
 from core.arguments import collect, name_of, shards
 from core.errors import MissingShardPatch
 from core.redistribute import move
@@ -76,7 +76,7 @@ def note_written(written):
     what a part is a view of, so that a saved result that was changed is an error and no wrong gradient."""
     for t in shards(written):
         with NoTorchFunction():
-            if torch.compiler.is_compiling() or t.is_inference():
+            if compiling() or t.is_inference():
                 continue
             for part in (t, *([t._base] if t._is_view() else [])):
                 if type(part._local_tensor) is torch.Tensor:

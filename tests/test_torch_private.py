@@ -33,6 +33,22 @@ def test_the_tables_of_a_module_hold_all_of_it():
     assert {id(x) for x in (*module.parameters(), *module.buffers(), *module)} <= set(found)
 
 
+def test_the_compiler_is_known_to_be_at_work():
+    """While it reads Python and while it traces what it read; not when compiled code runs."""
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(_torch.compiling())
+        return graph.forward
+
+    def read(x):
+        return x + 1 if _torch.compiling() else x
+
+    torch._dynamo.reset()
+    assert torch.compile(read, backend=backend, fullgraph=True)(torch.ones(1)) == 2
+    assert seen == [True] and not _torch.compiling()
+
+
 class Probe(torch.Tensor):
     calls = 0
 

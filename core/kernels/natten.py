@@ -16,6 +16,7 @@ from time import perf_counter
 import torch
 import torch.nn.functional as F
 
+from core._torch import compiling
 from core.errors import ShardingError
 
 NAMES = ("auto", "own", "natten")
@@ -109,7 +110,7 @@ def _is_compiled(*grids):
 
 def _eager(q):
     """Whether tensors are real: none is while code is being compiled or planned."""
-    return not torch.compiler.is_compiling() and type(torch.empty(0, device=q.device)) is torch.Tensor
+    return not compiling() and type(torch.empty(0, device=q.device)) is torch.Tensor
 
 
 def _fits(axes, scale):

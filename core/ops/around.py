@@ -10,6 +10,7 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from core._torch import compiling
 from core.kernels import Neighborhood, has_kernel, natten, numbers_of
 from core.ops.halo import fetch
 
@@ -37,7 +38,7 @@ def comes_again(k, halos):
     """Whether they are to be fetched again, alike on all ranks of a domain whatever parts they have."""
     rows = {halo.dim: max(high - low for low, high in halo.reach) for halo in halos}
     extents = [rows.get(dim, n) for dim, n in enumerate(k.shape)]
-    return 2 * prod(extents) * k.element_size() > _most_kept and not torch.compiler.is_compiling()
+    return 2 * prod(extents) * k.element_size() > _most_kept and not compiling()
 
 
 class Around(Function):

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from core import collectives as c
+from core._torch import compiling
 from core.dispatch import Plan, op
 from core.errors import ShardingError
 from core.ops.pointwise import meet, operand
@@ -45,7 +46,7 @@ def _refused_everywhere(func, problem, bad, groups, weights=0.0):
     totals = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=bad.device) for v in (weights, bad.sum())])
     for group in groups:
         totals = c.send_all_reduce(totals, group)
-    if not torch.compiler.is_compiling() and totals[1]:  # compiled code leaves the check to torch
+    if not compiling() and totals[1]:  # compiled code leaves the check to torch
         raise ShardingError(f"{int(totals[1])} {problem}", op=func.__name__)
     return totals[0]
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch.distributed.tensor.placement_types import Shard
 
-from core._torch import NoDispatch, NoTorchFunction
+from core._torch import NoDispatch, NoTorchFunction, compiling
 from core.dispatch import Plan, composed, op
 from core.errors import MissingShardPatch, ShardingError
 from core.ops.reduction import reduced_dims
@@ -208,7 +208,7 @@ def _in_order(func):
 
     def call(input, *args, **kwargs):
         source = input
-        if isinstance(input, ShardTensor) and not torch.compiler.is_compiling():
+        if isinstance(input, ShardTensor) and not compiling():
             source = copied_as_torch_would(func, input, args, kwargs)
         with NoTorchFunction():
             out = func(source, *args, **kwargs)
