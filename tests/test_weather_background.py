@@ -1,6 +1,7 @@
 """Fields of a weather model: conditions, by what was known at the start, that no model of ours forecasts."""
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -94,7 +95,28 @@ SIZES = ["--history", "8", "--width", "16", "--depth", "1", "--heads", "2", "--k
 FEW = ["--steps", "1", "--batch", "2", "--members", "1", "--sampler-steps", "2"]
 
 
-def test_no_model_forecasts_what_a_weather_model_says(archive, tmp_path, capsys):
+@pytest.fixture
+def read_alone(monkeypatch):
+    """Frames that a forecast reads where a rank that cannot would leave the others waiting."""
+    inside, alone, read, agreed = [], [], Frames._read, forecast.together
+
+    @contextmanager
+    def together():
+        inside.append(True)
+        with agreed():
+            yield
+        inside.pop()
+
+    def noted(frames, sample):
+        alone.extend([] if inside else [sample])
+        return read(frames, sample)
+
+    monkeypatch.setattr(forecast, "together", together)
+    monkeypatch.setattr(Frames, "_read", noted)
+    return alone
+
+
+def test_no_model_forecasts_what_a_weather_model_says(archive, tmp_path, capsys, read_alone):
     """Neither part takes it for a band of the satellite; forecasts of both hear it. These have an hour without
     observations in their history."""
     base, paths = ["--archive", str(archive), *SIZES, *FEW], {}
@@ -104,7 +126,9 @@ def test_no_model_forecasts_what_a_weather_model_says(archive, tmp_path, capsys)
     made = tmp_path / "f.zarr"
     arguments = ["--checkpoint", paths["radar"], "--satellite", paths["satellite"], "--archive", str(archive)]
     arguments += ["--init", "2020-01-01T13:40", "--steps", "2", "--members", "1", "--out"]
+    read_alone.clear()
     forecast.main([*arguments, str(made)])
+    assert not read_alone
     data = xarray.open_zarr(made)
     assert data.attrs["channels"] == "bt13 refc" and np.isfinite(data.refc).all()
     assert data.attrs["background"] == "z500"

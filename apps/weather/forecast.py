@@ -54,6 +54,8 @@ def main(argv=None):
         frames = Frames(reader, merged(stages), domain_of(mesh), last.patch, dtype=last.dtype, policy=policy)
         index = find_start(reader, frames.facts, config.init, policy)
         frames.history(index)
+        for lead in range(config.steps):  # read here once, where a rank that cannot ends all
+            frames.background(index, lead)
     chief, members = dist.get_rank() == 0, share(config.members, mesh)
     start = reader.times[index]
     told = dict(init=str(start), seed=config.seed, config=_told(config), missing_pixels=json.dumps(asdict(policy)))
