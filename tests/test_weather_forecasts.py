@@ -20,6 +20,7 @@ from apps.weather.product import Product
 from apps.weather.rollout import rollout
 from apps.weather.stages import merged
 from apps.weather.stored import Stored
+from apps.weather.verify import score_case
 from core import DistributedManager, InputError, checkpoint
 from data.weather.archive import WeatherReader
 from data.weather.grid import SPACING, hrrr_crop
@@ -219,6 +220,25 @@ def test_latest_is_the_last_time_with_its_history(folder):
     reader = WeatherReader(folder / "archive.zarr")
     facts = Facts.of(reader, 3)
     assert forecast.find_start(reader, facts, "latest") == len(reader.times) - 1
+
+
+def scored(meshes, path):
+    """A file that one rank cannot read ends the scoring of a case on all ranks, before fields travel."""
+    reader, config = WeatherReader(path), SimpleNamespace(steps=2, members=1, seed=0)
+
+    def broken(*args):
+        raise InputError("is truncated", file="one")
+
+    for rank, name, hrrr in ((0, "none", SimpleNamespace(forecast=broken)), (3, "_read", None)):
+        frames = Frames(reader, Facts.of(reader, 2, ("refc",)), meshes["4"], 4)
+        if torch.distributed.get_rank() == rank:
+            setattr(frames, name, broken)
+        with pytest.raises(InputError, match="one: is truncated"):
+            score_case(iter(()), frames, 3, config, ("persistence", "extrapolation"), hrrr)
+
+
+def test_what_one_rank_cannot_read_ends_all(pool, folder):
+    pool.run(scored, str(folder / "archive.zarr"))
 
 
 # -- products ---------------------------------------------------------------------------------------------------------

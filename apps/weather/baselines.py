@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
+from apps.agree import together
 from apps.weather import nowcasts
 from core import InputError, scatter_tensor
 
@@ -59,13 +60,17 @@ def forecasts(names, frames, index, steps, members, seed, hrrr=None):
 
     One member of persistence, extrapolation and HRRR, ``members`` of STEPS; STEPS knows radar channels only.
 
+    All ranks of the world call it. Raises `InputError` on all of them for a file that one cannot read.
+
     Args:
         hrrr: `apps.weather.hrrr.Hrrr`, or None.
     """
-    facts, now = frames.facts, frames.physical(persistence(frames.history(index)).values)[0]
-    out = {name: {} for name in names}
+    facts, out = frames.facts, {name: {} for name in names}
     wanted = [name for name in names if name != "persistence"]
-    past = _recent(frames, index) if wanted else []
+    with together():  # all is read before anything travels
+        now = frames.physical(persistence(frames.history(index)).values)[0]
+        past = _recent(frames, index) if wanted else []
+        told = _told(hrrr, frames, index, steps) if hrrr is not None and ECHOES[0] in facts.channels else None
     for c, channel in enumerate(facts.channels):
         still = now[c].expand(steps, 1, *now.shape[1:])
         if "persistence" in names:
@@ -77,11 +82,15 @@ def forecasts(names, frames, index, steps, members, seed, hrrr=None):
             for name, values in zip(mine, stacked.split(counts, 1)):
                 out[name][channel] = torch.where(values.isnan(), still, values)
     if hrrr is not None and ECHOES[0] in facts.channels:
-        start, floor = frames.reader.times[index], facts.floor[facts.channels.index(ECHOES[0])]
-        times = start + facts.step * np.arange(1, steps + 1)
-        fields = hrrr.forecast(start, times, frames.reader.grid, floor) if dist.get_rank() == _first(frames) else None
-        out["hrrr"] = {ECHOES[0]: _scattered(fields, frames, (steps, 1, *facts.shape))}
+        out["hrrr"] = {ECHOES[0]: _scattered(told, frames, (steps, 1, *facts.shape))}
     return out
+
+
+def _told(hrrr, frames, index, steps):
+    """HRRR's reflectivity (lead, y, x) on the first rank of the domain, None on the others."""
+    facts, start = frames.facts, frames.reader.times[index]
+    floor, times = facts.floor[facts.channels.index(ECHOES[0])], start + facts.step * np.arange(1, steps + 1)
+    return hrrr.forecast(start, times, frames.reader.grid, floor) if dist.get_rank() == _first(frames) else None
 
 
 def _recent(frames, index, most=3):

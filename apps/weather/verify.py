@@ -25,8 +25,8 @@ def score_case(ensemble, frames, index, config, baselines, hrrr=None, draw=False
     """
     with together():
         known = persistence(frames.history(index)).valid[0]
-        carried = forecasts(baselines, frames, index, config.steps, config.members, config.seed, hrrr)
         truths = [frames.observed(index + lead) for lead in range(1, config.steps + 1)]
+    carried = forecasts(baselines, frames, index, config.steps, config.members, config.seed, hrrr)
     rows, panels = {}, {}
     for lead, (members, truth) in enumerate(zip(ensemble, truths)):
         seen, time = frames.physical(truth.values)[0], frames.reader.times[index + lead + 1]
