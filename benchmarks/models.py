@@ -111,3 +111,17 @@ def cases(small, transolver=Transolver):
     yield f"conv {s}", ConvNet, [(1, 64, s, s)], 2
     for n in (256,) if small else (75_000, 300_000, 1_200_000):
         yield f"Transolver {n}", transolver, [(1, n, 6)], 1
+
+
+def many(small):
+    """As :func:`cases`, for as many GPUs as there are: what other libraries can run too."""
+    for n in (64, 128) if small else (65_536, 262_144, 1_048_576):
+        yield f"attention {n}", Attention, [(1, 16, n, 64)] * 3, 2
+    sizes = dict(width=32, depth=2, heads=2) if small else {}
+    for s in (32,) if small else (1024, 2048, 4096):
+        yield f"ViT {s}", lambda s=s: ViT(s, **sizes), [(1, 3, s, s)], 2
+    for s in (32,) if small else (256, 512):
+        yield f"ViT {s} cubed", lambda s=s: ViT(s, dims=3, channels=1, **sizes), [(1, 1, s, s, s)], 2
+
+
+SUITES = {"usual": cases, "many": many}

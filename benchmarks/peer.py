@@ -13,7 +13,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from models import cases
+from models import SUITES
 from physicsnemo.distributed import DistributedManager
 from physicsnemo.domain_parallel import scatter_tensor
 from torch.distributed.tensor import Shard
@@ -64,6 +64,7 @@ def measure(module, shapes, dim, mesh, device, repeats):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--suite", default="usual", choices=list(SUITES))
     parser.add_argument("--only", default="")
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
@@ -71,7 +72,7 @@ def main():
     manager = DistributedManager()
     mesh = manager.initialize_mesh((1, manager.world_size), ("ddp", "domain"))["domain"]
     torch.backends.cudnn.benchmark = True
-    for name, make, shapes, dim in cases(args.small):
+    for name, make, shapes, dim in SUITES[args.suite](args.small):
         if args.only in name:
             torch.manual_seed(0)
             ms = measure(make(), shapes, dim, mesh, manager.device, args.repeats)

@@ -4,6 +4,7 @@
     torchrun --nproc-per-node 2 -m benchmarks.scaling --how captured     # the same, recorded and replayed
     torchrun --nproc-per-node 2 -m benchmarks.scaling --how blocks       # the same, its blocks compiled; or: compiled
     torchrun --nproc-per-node 2 -m benchmarks.scaling --volume 1024      # one step of a volume that no GPU holds
+    torchrun --nproc-per-node 8 -m benchmarks.scaling --suite many       # every size from 1 GPU to 8, more models
     torchrun --nproc-per-node 2 -m benchmarks.scaling --small            # on gloo and a CPU, toy sizes
 
 Efficiency is (time on one device) / (ranks x time on all), in the same run; "one" is the faster of plain torch with the
@@ -15,37 +16,31 @@ that its messages take alone a step hides the share 1 - (step - step without mes
 import argparse
 import json
 import os
-import statistics
 import subprocess
-import time
-from contextlib import contextmanager
-from functools import partial
+from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Shard
 
 from apps.aero.model import ModelConfig as TransolverConfig
 from apps.aero.model import Transolver
-from benchmarks import models
+from benchmarks import many, models, suites
+from benchmarks.curves import draw_curves
+from benchmarks.measure import HOW, forward_and_step, made_fast, measure, median_ms, peak_gib, start_of_peak
 from benchmarks.wire import Tape
 from core import (
     DistributedManager,
     ShardTensor,
-    capture,
     neighborhood_attention,
     scatter_tensor,
     set_attention_strategy,
 )
-from core.capture import release
 from core.debug import trace
 from core.gradients import gather_in_buckets
 from core.ops.slots import slot_read, slot_sums
 from core.parallelize import shard_spatial_params_
-
-HOW = ("eager", "compiled", "blocks", "captured")
 
 
 class Slots(nn.Module):
@@ -78,82 +73,6 @@ def cases(small):
         yield f"slots {n} x {slots}", lambda s=slots: Slots(s), [(1, 8, n, 32)] * 2, 2
     for kernel, *shape in ((5, 16, 16, 2, 8),) if small else ((31, 256, 448, 16, 48), (49, 256, 448, 6, 128)):
         yield f"neighborhood {kernel}", lambda k=kernel: Near(k), [(1, *shape)] * 3, 1
-
-
-# -- one measurement --------------------------------------------------------------------------------------------------
-def median_ms(call, device, repeats, warm=2):
-    """Of the slowest rank."""
-    for _ in range(warm):
-        call()
-    times = []
-    for _ in range(repeats):
-        _settle(device)
-        start = time.perf_counter()
-        call()
-        _settle(device)
-        times.append(1e3 * (time.perf_counter() - start))
-    worst = torch.tensor(statistics.median(times), device=device)
-    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-    return worst.item()
-
-
-def _settle(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def forward_and_step(module, inputs):
-    """Two functions: the module on inputs, and with its gradients, those of the inputs too."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-
-    def forward():
-        with torch.no_grad():
-            return module(*inputs)
-
-    def step():
-        for t in [*leaves, *module.parameters()]:
-            t.grad = None
-        module(*leaves).float().square().mean().backward()
-        assert all(type(x.grad) is type(x) for x in leaves)
-
-    return forward, step
-
-
-def start_of_peak(device):
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-def peak_gib(device):
-    return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
-
-
-def measure(module, inputs, device, repeats):
-    """(forward ms, step ms, peak GiB of the step)"""
-    forward, step = forward_and_step(module, inputs)
-    first = median_ms(forward, device, repeats)
-    start_of_peak(device)
-    return first, median_ms(step, device, repeats), peak_gib(device)
-
-
-@contextmanager
-def made_fast(module, how):
-    """The module as it is, compiled as a whole or block by block, or recorded; on one device too."""
-    torch._dynamo.reset()
-    parts = list(getattr(module, "blocks", [module])) if how == "blocks" else []
-    for part in parts:
-        part.compile(fullgraph=True, dynamic=False)
-    yield {"compiled": partial(torch.compile, fullgraph=True, dynamic=False), "captured": capture}.get(how, _same)(
-        module
-    )
-    for part in parts:
-        part._compiled_call_impl = None
-    release(module)
-
-
-def _same(module):
-    return module
 
 
 # -- one row of the table ---------------------------------------------------------------------------------------------
@@ -208,7 +127,15 @@ def peer_rows(args):
     """case -> [forward ms, step ms] of the other library, which runs in a Python and processes of its own."""
     launch = [args.peer_python, "-m", "torch.distributed.run", "--standalone"]
     launch += ["--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], str(Path(__file__).with_name("peer.py"))]
-    flags = ["--repeats", str(args.repeats), "--only", args.only, *(["--small"] if args.small else [])]
+    flags = [
+        "--repeats",
+        str(args.repeats),
+        "--suite",
+        args.suite,
+        "--only",
+        args.only,
+        *(["--small"] if args.small else []),
+    ]
     ours = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "PYTHONPATH")
     env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     done = subprocess.run([*launch, *flags], env=env, stdout=subprocess.PIPE, text=True)
@@ -245,9 +172,28 @@ def volume(size, mesh, small):
     return {"all": [None, ms], "gib": [None, peak_gib(device)], "points": x.numel()}
 
 
-def main():
+def two(peer, args, say, keep):
+    """The table of one device against all, or the volume."""
+    manager = DistributedManager()
+    ranks, rows = manager.world_size, {}
+    meshes = [manager.initialize_mesh(shape, ("ddp", "domain"))["domain"] for shape in ((ranks, 1), (1, ranks))]
+    if args.volume:
+        row = rows[f"volume {args.volume}"] = volume(args.volume, meshes[1], args.small)
+        say(f"{row['points']:,} points: {row['all'][1]:.1f} ms a step, {row['gib'][1]:.2f} GiB a rank at its peak")
+        return keep(rows)
+    heads = f"{'plain':>18}{'one rank':>18}{'all':>18}" + f"{'peer':>18}" * bool(peer)
+    say(f"{'':<22}{heads}{'efficiency':>14}{'GiB one':>9}{'all':>7}{'hidden of ms':>18}  bytes sent")
+    for name, make, shapes, dim in cases(args.small):
+        if args.only in name:
+            rows[name] = compare(make, shapes, dim, meshes, args) | ({"peer": peer[name]} if name in peer else {})
+            say(f"{name:<22}{line(rows[name], peer)}", flush=True)
+            keep(rows)
+
+
+def options(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--suite", default="usual", choices=list(models.SUITES), help="one against all, or every size")
     parser.add_argument("--only", default="", help="part of the case's name")
     parser.add_argument("--how", default="eager", choices=HOW, help="modules as they are, compiled, or replayed")
     parser.add_argument("--strategy", default="auto", choices=["auto", "gather", "ring", "heads"], help="of attention")
@@ -255,32 +201,41 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--peer-python", metavar="PATH", help="a Python that has nvidia-physicsnemo")
     parser.add_argument("--out", type=Path, help="write the table here as JSON too")
-    args = parser.parse_args()
+    parser.add_argument("--plot", type=Path, help="of --suite many: time against ranks, a PNG")
+    parser.add_argument("--gib", type=float, help="of --suite many: what a rank may hold; left out: its GPU's memory")
+    args = parser.parse_args(argv)
+    if args.suite == "many" and (args.volume or args.how not in ("eager", "captured")):
+        parser.error("--suite many goes with --how eager or captured, and without --volume")
+    if args.suite != "many" and (args.plot or args.gib):
+        parser.error("--plot and --gib are for --suite many")
+    return args
+
+
+def main(argv=None):
+    args = options(argv)
+    planned = many.planned_peaks(suites.many(args.small), args) if args.suite == "many" else {}
     peer = peer_rows(args) if args.peer_python and os.environ.get("RANK", "0") == "0" else {}
-    DistributedManager.initialize()
+    DistributedManager.initialize(timeout=timedelta(hours=4 if args.peer_python else 1))  # the others wait for the peer
     manager = DistributedManager()
-    device, ranks = manager.device, manager.world_size
-    meshes = [manager.initialize_mesh(shape, ("ddp", "domain"))["domain"] for shape in ((ranks, 1), (1, ranks))]
     torch.backends.cudnn.benchmark = True
     set_attention_strategy(args.strategy)
     how = f"{args.how}, attention {args.strategy}"
-    machine = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    machine = torch.cuda.get_device_name() if manager.device.type == "cuda" else "CPU"
     say = print if manager.rank == 0 else lambda *a, **k: None
-    say(f"{ranks} x {machine}, {how}, torch {torch.__version__}; ms forward / step", flush=True)
-    rows = {}
-    if args.volume:
-        row = rows[f"volume {args.volume}"] = volume(args.volume, meshes[1], args.small)
-        say(f"{row['points']:,} points: {row['all'][1]:.1f} ms a step, {row['gib'][1]:.2f} GiB a rank at its peak")
+    say(f"{manager.world_size} x {machine}, {how}, torch {torch.__version__}; ms forward / step", flush=True)
+    facts = {"machine": machine, "ranks": manager.world_size, "how": how, "torch": torch.__version__}
+
+    def keep(rows):
+        """After each case: what comes later may fail."""
+        if args.out and manager.rank == 0:
+            args.out.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+        if args.plot and manager.rank == 0:
+            draw_curves(args.plot, rows, facts)
+
+    if args.suite == "many":
+        many.run(suites.many(args.small), planned, peer, args, say, keep)
     else:
-        heads = f"{'plain':>18}{'one rank':>18}{'all':>18}" + f"{'peer':>18}" * bool(peer)
-        say(f"{'':<22}{heads}{'efficiency':>14}{'GiB one':>9}{'all':>7}{'hidden of ms':>18}  bytes sent")
-    for name, make, shapes, dim in cases(args.small) if not args.volume else ():
-        if args.only in name:
-            rows[name] = compare(make, shapes, dim, meshes, args) | ({"peer": peer[name]} if name in peer else {})
-            say(f"{name:<22}{line(rows[name], peer)}", flush=True)
-    if args.out and manager.rank == 0:
-        facts = {"machine": machine, "ranks": ranks, "how": how, "torch": torch.__version__}
-        args.out.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+        two(peer, args, say, keep)
     manager.cleanup()
 
 

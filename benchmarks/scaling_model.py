@@ -12,6 +12,7 @@ well they fit, and what core.plan said of memory. A node holds 8 GPUs; what goes
 import argparse
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from math import log
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from torch.distributed.tensor import Shard
 
 from benchmarks.scaling import cases
+from benchmarks.suites import many
 from core.devices import FITTED, device_named
 from core.errors import InputError
 from core.plan import share
@@ -33,8 +35,16 @@ OF_MESSAGES = ("link", "send")
 STEPS = (0.5, 0.8, 0.93, 1.07, 1.25, 2.0)
 
 
-def shares(case, ranks):
-    """What rank does what in a step of a case of ``benchmarks.scaling`` on a domain of so many."""
+def known_cases():
+    """name -> (ranks of the domain, data groups) -> the :class:`core.planned.Share` of a rank in a step."""
+    curves = {
+        label: partial(case.share, strategy=way or "auto") for case in many(False) for label, way in case.labels()
+    }
+    return curves | {name: partial(shares, case) for name, *case in cases(False)}
+
+
+def shares(case, ranks, groups=1):
+    """What rank does what in a step of a case of ``benchmarks.scaling`` on a domain of so many; groups do not meet."""
     make, shapes, dim = case
     return share(make, shapes, [[Shard(dim)]] * len(shapes), (1, ranks), input_gradients=True)
 
@@ -73,18 +83,19 @@ def fitted(rows, device):
 
 
 class Step(NamedTuple):
-    """A measured training step: of which case, on how many GPUs; ms, GiB at the peak, and ms that its messages take
-    alone, None where not measured."""
+    """A measured training step: of which case, on how many GPUs that share a sample; ms, GiB at the peak, and ms that
+    its messages take alone, None where not measured; groups of so many GPUs, in case they average gradients."""
 
     name: str
     ranks: int
     ms: float | None
     gib: float | None = None
     alone: float | None = None
+    groups: int = 1
 
 
 def measured_steps(path):
-    """The steps of eager rows that ``benchmarks.scaling`` wrote: plain torch on one GPU, and shards on all.
+    """The steps of eager rows that ``benchmarks.scaling`` wrote: plain torch on one GPU, and shards on more.
 
     Raises:
         InputError: a file of other rows.
@@ -93,6 +104,12 @@ def measured_steps(path):
     if not table.get("how", "").startswith("eager") or "rows" not in table:
         raise InputError(f"{path} has no rows of eager steps", remedy="Write it by benchmarks.scaling --out.")
     for name, row in table["rows"].items():
+        if "curve" in row:  # of --suite many
+            for point in row["curve"]:
+                ms, gib = point.get("ms", (None, None))[1], point.get("gib")
+                if ms:
+                    yield Step(name, point["domain"], ms, gib, groups=point["ddp"])
+            continue
         gib = row.get("gib", (None, None))
         for ranks, times, held in ((1, "plain", gib[0]), (table["ranks"], "all", gib[1])):
             ms = row[times][1] if times in row else None
@@ -117,9 +134,8 @@ def main(argv=None):
         "--measured", default=MEASURED, help="JSON of benchmarks.scaling; else the rows kept beside this"
     )
     args = parser.parse_args(argv)
-    table, h200, device = {n: case for n, *case in cases(False)}, device_named("h200"), device_named(args.device)
-    steps = [s for s in measured_steps(args.measured) if s.name in table]
-    rows = [(s, shares(table[s.name], s.ranks)) for s in steps]
+    table, h200, device = known_cases(), device_named("h200"), device_named(args.device)
+    rows = [(s, table[s.name](s.ranks, s.groups)) for s in measured_steps(args.measured) if s.name in table]
     constants = fitted(rows, h200)
     print("fitted: " + ", ".join(f"{k} {v:.3g}" for k, v in asdict(constants).items()))
     times, memory = f"{'ms':>9}{'plan':>9}{'error':>8}{'refit':>9}{'error':>8}", f"{'GiB':>9}{'plan':>8}{'error':>8}"
@@ -132,8 +148,8 @@ def main(argv=None):
         print(f"{what}: {within} of {len(known)} within {GOAL:.0%}, the worst off by {max(known, default=0):.0%}")
     print(f"\n{'PROJECTED on ' + args.device:<22}{'ddp x domain':>14}{'ms':>9}{'efficiency':>12}{'GiB':>9}")
     for name in PROJECTED:
-        alone = shares(table[name], 1).seconds(device, constants)
-        parts = {ranks: shares(table[name], ranks) for ranks in sorted({m[1] for m in MESHES})}
+        alone = table[name](1).seconds(device, constants)
+        parts = {ranks: table[name](ranks) for ranks in sorted({m[1] for m in MESHES})}
         for ddp, domain in MESHES:
             s = replace(parts[domain], mesh_shape=(ddp, domain))
             took = s.seconds(device, constants)

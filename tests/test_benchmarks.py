@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
 from benchmarks import largest, scaling, stream
+from benchmarks.measure import forward_and_step
 from benchmarks.models import ViT
-from benchmarks.scaling import forward_and_step
 from benchmarks.wire import Tape
 from core import scatter_tensor
 from core.gradients import gather_in_buckets
@@ -49,10 +49,10 @@ def test_the_peer_is_a_process_that_does_not_know_of_ours(monkeypatch, tmp_path,
     peer.chmod(0o755)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    args = SimpleNamespace(peer_python=str(peer), repeats=3, only="attention", small=True)
+    args = SimpleNamespace(peer_python=str(peer), repeats=3, only="attention", small=True, suite="many")
     assert scaling.peer_rows(args) == {"attention 64": [1.5, 4]}
     told = asked.read_text()
-    assert "--nproc-per-node 2" in told and "peer.py --repeats 3 --only attention --small; rank ." in told
+    assert "--nproc-per-node 2" in told and "peer.py --repeats 3 --suite many --only attention --small; rank ." in told
     assert ("ended with 3" in capfd.readouterr().out) == bool(status)
 
 
