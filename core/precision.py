@@ -39,9 +39,17 @@ _WIDENED = [
 ]
 _SUMMED = ("softmax.int", "log_softmax.int", "cumsum", "cumprod", "sum", "sum.dim_IntList")  # asked for fp32
 _NARROW = torch.float16, torch.bfloat16
-
-
 _as_gpu = False
+
+
+def autocasts(kind):
+    """Whether autocast is enabled for this type of device; torch has none for tensors without numbers, and says so."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
+def autocast_now(kind):
+    """Arguments of ``torch.autocast`` with which a backward pass computes as is done now."""
+    return ("cpu", torch.bfloat16, False) if kind == "meta" else (kind, torch.get_autocast_dtype(kind), autocasts(kind))
 
 
 def widens(kind):

@@ -14,6 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 from core._torch import NoTorchFunction, compiling, is_nothing, keeps_graph, unseen_by_checkpoints
 from core.arguments import call, emptied
 from core.gradients import summed
+from core.precision import autocast_now, autocasts
 from core.redistribute import move
 from core.shard_tensor import Plain, ShardTensor, as_shards, local_cotangent
 
@@ -40,7 +41,7 @@ def _as_written(formula, kind, tensors):
     what it says. What autocast casts is then kept as it was cast, and not as it came."""
     if compiling() or any(t.is_complex() for t in tensors):
         return None
-    if torch.is_autocast_enabled(kind):
+    if autocasts(kind):
         dtype = formula.autocast(kind) if formula.autocast else None
         if dtype is None or any(t.dtype not in (dtype, torch.float32) for t in tensors[1:]):
             return None
@@ -86,8 +87,7 @@ class Written(Function):
         out, *extra = call(formula.forward, args, kwargs, [_local(t) for t in tensors])
         ctx.plan, ctx.call, ctx.like = plan, (compute, args, kwargs), [(t.dtype, t.device) for t in tensors]
         ctx.weights = [None if isinstance(t, ShardTensor) else t for t in tensors]
-        kind = tensors[0].device.type
-        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        ctx.autocast = autocast_now(tensors[0].device.type)
         kept = [t if any(wanted[j] for j in needs) else None for t, needs in zip(tensors, formula.needs)]
         ctx.save_for_backward(*kept, *extra)
         ctx.set_materialize_grads(False)

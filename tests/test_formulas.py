@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import Shard
 
-from core import scatter_tensor, set_attention_strategy
+from core import ShardTensor, scatter_tensor, set_attention_strategy
 from core.debug import trace
 from core.ops import gathered
 from core.ops.slots import slot_read
@@ -96,6 +96,22 @@ def kept(meshes):
 
 def test_kept(pool):
     pool.run(kept)
+
+
+def without_numbers(meshes):
+    """Tensors of the device meta have shapes and dtypes, and so do their gradients, under an autocast of others too."""
+    for name, on in product([*CALLS, "attention"], (False, True)):
+        part = torch.empty(2, 4 - meshes["2"].get_local_rank(), 4, device="meta", requires_grad=True)
+        x = ShardTensor.from_local(part, meshes["2"], [Shard(1)], "chunk", (2, 7, 4))
+        w, b = (torch.empty(s, device="meta", requires_grad=True) for s in ((4, 4), 4))
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            out = F.scaled_dot_product_attention(x, x, x) if name == "attention" else CALLS[name](x, w, b)
+        out.sum().backward()
+        assert out.is_meta and out.dtype == torch.float32 and part.grad.shape == part.shape, name
+
+
+def test_without_numbers(pool):
+    pool.run(without_numbers)
 
 
 CASTS = {"of the CPU": partial(torch.autocast, "cpu"), "as on a GPU": gpu_autocast}

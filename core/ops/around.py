@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from core._torch import compiling
 from core.kernels import Neighborhood, has_kernel, natten, numbers_of
 from core.ops.halo import fetch
+from core.precision import autocast_now
 
 _most_kept = 2**25  # bytes of keys and values with those of others that stay for the backward pass
 
@@ -50,12 +51,12 @@ class Around(Function):
 
     @staticmethod
     def forward(ctx, q, k, v, halos, attend: Callable, axes, scale):
-        kind, factor = q.device.type, q.shape[-1] ** -0.5 if scale is None else scale
+        factor = q.shape[-1] ** -0.5 if scale is None else scale
         keys, values = fetched(k, v, halos).chunk(2, -1)
         own = Neighborhood.apply if q.numel() and has_kernel(q, factor) else None
         theirs = natten.preferred(q, keys, values, axes, factor, own, again=True)
         ctx.call = halos, natten.attention if theirs else attend, axes, factor
-        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        ctx.autocast = autocast_now(q.device.type)
         if own and not theirs:
             out, sums = torch.ops.core.neighborhood_forward(q, keys, values, numbers_of(axes), factor)
             ctx.save_for_backward(q, k, v, out, sums)

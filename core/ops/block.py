@@ -13,6 +13,7 @@ from core import collectives as c
 from core import rng
 from core.ops import kernel
 from core.ops.kernel import served, shared
+from core.precision import autocasts
 
 ALONE = c.Group("", 1, 0)
 _most_scores = 1 << 25  # at a time
@@ -21,7 +22,7 @@ _most_scores = 1 << 25  # at a time
 def result_dtype(t):
     """What torch's attention of ``t`` returns, autocast or not."""
     kind = t.device.type
-    if t.dtype == torch.float64 or t.is_meta or not torch.is_autocast_enabled(kind):
+    if t.dtype == torch.float64 or not autocasts(kind):
         return t.dtype
     return torch.get_autocast_dtype(kind)
 

@@ -13,8 +13,8 @@ CPU = "cpu"
 
 
 def choose(q, k, v, causal):
-    """The kernel for these, or None."""
-    if not q.numel() or not k.numel() or q.shape[-1] != v.shape[-1]:
+    """The kernel for these, or None; none computes tensors without numbers."""
+    if q.is_meta or not q.numel() or not k.numel() or q.shape[-1] != v.shape[-1]:
         return None
     if q.device.type == "cpu":
         return CPU if torch.backends.cuda.flash_sdp_enabled() else None

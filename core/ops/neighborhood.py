@@ -28,6 +28,7 @@ from core.ops.block import result_dtype
 from core.ops.graph import operator
 from core.ops.pointwise import meet, operand
 from core.ops.windows import Axis, Tiles, Window
+from core.precision import autocast_now
 
 _most_scores = 1 << 25  # of one head, kept at a time
 
@@ -156,9 +157,8 @@ class _Pieces(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, axes, scale):
-        kind = q.device.type
         ctx.save_for_backward(q, k, v)
-        ctx.call, ctx.autocast = (axes, scale), (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        ctx.call, ctx.autocast = (axes, scale), autocast_now(q.device.type)
         return torch.cat([_attend(*_near((q, k, v), tiles, axes), tiles, scale) for tiles in _pieces(axes)], 1)
 
     @staticmethod

@@ -15,7 +15,7 @@ from core.ops.halo import fetch
 from core.ops.normalise import Normalise, Over, OverBlocks
 from core.ops.pointwise import operand
 from core.ops.reduction import count_of, finish_local
-from core.precision import widens
+from core.precision import autocasts, widens
 from core.spec import PARTIAL
 
 aten = torch.ops.aten
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 def _result_dtype(x):
     """Torch's normalisations keep the dtype, except that CUDA's autocast runs those of half precision in fp32."""
     kind = x.device.type
-    wide = widens(kind) and torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+    wide = widens(kind) and autocasts(kind) and x.dtype != torch.float64
     return torch.float32 if wide else x.dtype
 
 
