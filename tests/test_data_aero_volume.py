@@ -9,7 +9,7 @@ from data.aero.cell_volumes import cell_volumes
 from data.aero.geometry import Polygons
 from data.aero.vtu import VtuFile
 from data.aero.vtu_cells import VtuCells
-from data.aero.vtu_writer import CellFile, VtuWriter
+from data.aero.vtu_writer import CellFile, Vertices, VtuWriter
 
 STEP = [[0, 0], [2, 0], [2, 1], [1, 1], [1, 2], [0, 2]]  # an L of area 3
 CELLS = {  # VTK's type: points of one cell; the last is an L-shaped prism, given by its faces
@@ -120,6 +120,9 @@ def test_what_has_no_volume_is_named(zoo, tmp_path):
     (tmp_path / "bad.vtu").write_text(text.replace("\n0 0 0 ", "\n0 x 0 ", 1))
     with pytest.raises(InputError, match="bad.vtu, variable Points: is no text of numbers"):
         VtuCells(VtuFile([tmp_path / "bad.vtu"]))
+    VtuWriter(tmp_path / "none.vtu", Vertices(0), {}).create()
+    with pytest.raises(InputError, match="none.vtu: has no cells"):
+        VtuCells(VtuFile([tmp_path / "none.vtu"]))
 
 
 @pytest.mark.parametrize("name", ["now.vtu", "text.vtu"])

@@ -21,11 +21,14 @@ LEAST, MOST = 0.5, 500  # spans of air around a body, in the body's; millimetres
 class VtuCells:
     """Cells of ``file`` (data.aero.vtu.VtuFile); span: diagonal of their box, in the file's unit.
 
-    Raises InputError for points that are not finite, and for cells that name points that do not exist or have none.
+    Raises InputError for a file without cells, for points that are not finite, and for cells that name points that do
+    not exist or have none.
     """
 
     def __init__(self, file):
         self.file, self.path = file, file.paths[0]
+        if not (file.points and file.cells):
+            raise InputError("has no cells", file=self.path, remedy="Export the volume around the body")
         name, ends = file.names("Points")[0], []
         with tempfile.TemporaryFile() as stream:
             for first in range(0, file.points, BLOCK):
