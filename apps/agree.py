@@ -13,23 +13,24 @@ from core import DistributedManager, InputError
 
 
 @contextmanager
-def together():
-    """Raises on every rank of the world the first `InputError` that any rank raised inside; no collectives inside."""
+def together(group=None):
+    """Raises on every rank of the group, the world if None, the first `InputError` that any of them raised inside; no
+    collectives inside."""
     mine = None
     try:
         yield
     except InputError as error:
         mine = error
-    error = _first(mine) if dist.is_initialized() and dist.get_world_size() > 1 else mine
+    error = _first(mine, group) if dist.is_initialized() and dist.get_world_size(group) > 1 else mine
     if error is not None:
         raise error
 
 
-def _first(mine):
+def _first(mine, group):
     failed = torch.tensor([mine is not None], dtype=torch.int32, device=DistributedManager().device)
-    dist.all_reduce(failed, dist.ReduceOp.MAX)
+    dist.all_reduce(failed, dist.ReduceOp.MAX, group)
     if not failed.item():
         return None
-    errors = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, mine)
+    errors = [None] * dist.get_world_size(group)
+    dist.all_gather_object(errors, mine, group)
     return next(error for error in errors if error is not None)

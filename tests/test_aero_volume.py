@@ -17,7 +17,7 @@ from apps.aero.model import ModelConfig, SliceAttention, Transolver
 from apps.aero.predict import Cells, load_model
 from apps.aero.profiles import box_of, centreline, wake
 from apps.aero.states import States, streamed
-from core import scatter_tensor
+from core import InputError, scatter_tensor
 from data.aero.archive import AeroReader
 from data.aero.files import sha256
 from data.aero.geometry import triangles
@@ -104,6 +104,26 @@ def test_a_joint_model_is_the_same_on_any_number_of_ranks_and_in_chunks(pool, pl
         assert found[0] == pytest.approx(one[0], rel=1e-10) and found[2] < 1e-9
         for name, value in one[1].items():
             torch.testing.assert_close(found[1][name], value, rtol=1e-8, atol=1e-10, msg=name)
+
+
+class Truncated(torch.Tensor):
+    """Rows of which the last cannot be read."""
+
+    def __getitem__(self, rows):
+        raise InputError("is cut short", file="cloud")
+
+
+def unread(meshes, mesh):
+    if meshes[mesh].get_coordinate() is None:
+        return
+    model, rows = Transolver(ModelConfig(width=16, layers=2, heads=2, slices=4)), torch.rand(9, 6)
+    rows = rows.as_subclass(Truncated) if meshes[mesh].get_local_rank() == 1 else rows
+    with pytest.raises(InputError, match="cloud: is cut short"):
+        States(model, [rows], 4, meshes[mesh])
+
+
+def test_rows_that_one_rank_cannot_read_end_all(pool):
+    pool.run(unread, "3")
 
 
 @pytest.fixture(scope="module")

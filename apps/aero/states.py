@@ -9,13 +9,16 @@ L layers that is L / 2 times the work and a memory that does not grow with the n
 import torch
 import torch.distributed as dist
 
+from apps.agree import together
+
 
 class States:
     """Tokens of every layer of ``model``, from all rows of all ranks of ``domain``; collective.
 
     clouds: this rank's rows of each cloud, whose slices [first:last] are tensors (n, F): a tensor, or what reads them
     from files. chunk: rows computed at a time. memory: GiB of hidden states that a rank may keep, half of what its GPU
-    has free or 1 where None; whether it keeps them changes no number.
+    has free or 1 where None; whether it keeps them changes no number. Raises on all ranks the InputError of one that
+    cannot read its rows.
     """
 
     @torch.no_grad()
@@ -25,16 +28,22 @@ class States:
         fits = sum(len(cloud) for cloud in clouds) * width * weight.element_size() <= _room(memory, weight.device)
         self.kept = [weight.new_empty(1, len(cloud), width) for cloud in clouds] if fits else None
         for block in model.blocks:
-            attention, total = block.attention, 0
-            for number in range(len(clouds)):
-                for first in self.chunks(number):
-                    hidden, share = self._hidden(number, first)
-                    if self.kept:
-                        self.kept[number][:, first : first + chunk] = hidden
-                    seen = block.norm1(hidden)
-                    total = total + attention.sums(seen, attention.places(seen), share)
+            with together(domain.get_group()):
+                total = self._sums(block)
             dist.all_reduce(total, group=domain.get_group())
-            self.tokens.append(attention.mixed(total, weight.dtype))
+            self.tokens.append(block.attention.mixed(total, weight.dtype))
+
+    def _sums(self, block):
+        """What the slices of a layer get from all rows of this rank."""
+        attention, total = block.attention, 0
+        for number in range(len(self.clouds)):
+            for first in self.chunks(number):
+                hidden, share = self._hidden(number, first)
+                if self.kept:
+                    self.kept[number][:, first : first + self.chunk] = hidden
+                seen = block.norm1(hidden)
+                total = total + attention.sums(seen, attention.places(seen), share)
+        return total
 
     def chunks(self, number):
         """First rows of the chunks of a cloud; one, of no rows, where it is empty."""
