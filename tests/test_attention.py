@@ -33,8 +33,8 @@ def whole(x):
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 def heads_become_channels(meshes, strategy):
-    """The result lies as the queries do, so that heads go back to channels by a view of the part and of the whole, where
-    the queries have as many dims."""
+    """The result lies as the queries do, so that heads go back to channels by a view of the part and of the whole; where
+    the queries have fewer dims it lies in order."""
     for name, dim in (("1", 1), ("2", 1), ("4", 1), ("4", None)):
         x = cut(drawn(2, 3, 4, 8), meshes[name], dim)
         for q in (x.transpose(1, 2), x.chunk(2, -1)[0].transpose(1, 2)):
