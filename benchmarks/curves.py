@@ -32,33 +32,35 @@ def draw_curves(path, rows, facts):
 
 
 def _panel(ax, kind, curves):
-    colours, ranks = {}, sorted({point["domain"] for _, curve in curves for point in curve})
+    colours = {}
     for label, curve in curves:
         name, _, way = label.partition(", ")
         known = [point for point in curve if "ms" in point]
-        if not known:
-            continue
         fresh = name not in colours
         colour = colours.setdefault(name, COLOURS[len(colours) % len(COLOURS)])
-        (marker, dashes), which = STYLES[way], -1 if known[0]["ms"][-1] else 0
-        times = [point["ms"][which] for point in known]
-        places = [point["domain"] for point in known]
-        ax.plot(
-            places,
-            times,
-            dashes,
-            marker=marker,
-            ms=5,
-            mfc="none",
-            lw=1.4,
-            color=colour,
-            label=_words(label.removeprefix(f"{kind} ")),
-        )
+        times = [point["ms"][0 if kind == "inference" else 1] for point in known]
+        marker, dashes = STYLES[way]
+        style = dict(marker=marker, ms=5, mfc="none", lw=1.4, color=colour)
+        ax.plot(_ranks(known), times, dashes, label=_words(label.removeprefix(f"{kind} ")), **style)
         if fresh:
-            each = [point["points"] / point["domain"] for point in curve]
-            ideal = [times[0] * n / (known[0]["points"] / known[0]["domain"]) for n in each]
-            ax.plot([point["domain"] for point in curve], ideal, ":", lw=1.1, color=colour)
+            ax.plot(_ranks(curve), _ideal(curve, known[0], times[0]), ":", lw=1.1, color=colour)
     ax.plot([], [], ":", lw=1.1, color="0.4", label="ideal")
+    _scales(ax, _ranks(curves[0][1]))
+    ax.set_title("exact inference" if kind == "inference" else f"{kind}, training step", fontsize=10)
+    ax.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+
+
+def _ranks(points):
+    return [point["domain"] for point in points]
+
+
+def _ideal(curve, first, time):
+    """Times of all sizes if a point took as long everywhere as on the first."""
+    each = [point["points"] / point["domain"] for point in curve]
+    return [time * n / (first["points"] / first["domain"]) for n in each]
+
+
+def _scales(ax, ranks):
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(ranks, [str(n) for n in ranks])
@@ -68,9 +70,7 @@ def _panel(ax, kind, curves):
     ax.set_yticks(marks, [f"{mark:,g}" for mark in marks])
     ax.minorticks_off()
     ax.set(xlabel="ranks that share a sample", ylabel="time (ms)")
-    ax.set_title("exact inference" if kind == "inference" else f"{kind}, training step", fontsize=10)
     ax.grid(alpha=0.3, which="major")
-    ax.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
 def _words(label):

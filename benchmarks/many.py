@@ -92,7 +92,7 @@ def trained(case, mesh, args):
         gather_in_buckets(model)
     torch.manual_seed(1 + mesh.get_local_rank("domain"))
     inputs = list(parts(case, domain, dtype))
-    with made_fast(model, args.how) as run:
+    with made_fast(model, "eager" if case.recomputed else args.how) as run:
         run = parallelize(run, mesh) if case.ddp else run
         return measure(run, inputs, device, args.repeats, case.autocast)
 

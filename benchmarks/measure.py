@@ -13,16 +13,17 @@ from core import capture
 from core.capture import release
 
 HOW = ("eager", "compiled", "blocks", "captured")
-LONG = 2000  # ms; calls that take longer differ little: one is enough to warm up, and three to measure
+LONG, LONGEST = 2e3, 60e3  # ms; calls that take long differ little: few are measured, and of the longest the first
 
 
 def median_ms(call, device, repeats, warm=2):
     """Of the slowest rank; all ranks of the world call it together."""
-    if _slowest([_ms(call, device)], device) > LONG:
-        repeats = min(repeats, 3)
-    else:
-        for _ in range(warm - 1):
-            call()
+    first = _slowest([_ms(call, device)], device)
+    if first > LONGEST:
+        return first
+    for _ in range(warm - 1 if first < LONG else 0):
+        call()
+    repeats = repeats if first < LONG else min(repeats, 3)
     return _slowest([_ms(call, device) for _ in range(repeats)], device)
 
 
@@ -67,8 +68,8 @@ def forward_and_step(module, inputs, autocast=False):
 
 
 def start_of_peak(device):
-    gc.collect()
     if device.type == "cuda":
+        gc.collect()  # a model that is done with may be part of a cycle
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 

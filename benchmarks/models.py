@@ -117,7 +117,7 @@ def many(small):
     """As :func:`cases`, for as many GPUs as there are: what other libraries can run too."""
     for n in (64, 128) if small else (65_536, 262_144, 1_048_576):
         yield f"attention {n}", Attention, [(1, 16, n, 64)] * 3, 2
-    sizes = dict(width=32, depth=2, heads=2) if small else {}
+    sizes = dict(width=32, depth=1, heads=2) if small else {}
     for s in (32,) if small else (1024, 2048, 4096):
         yield f"ViT {s}", lambda s=s: ViT(s, **sizes), [(1, 3, s, s)], 2
     for s in (32,) if small else (256, 512):

@@ -215,7 +215,7 @@ def main(argv=None):
     args = options(argv)
     planned = many.planned_peaks(suites.many(args.small), args) if args.suite == "many" else {}
     peer = peer_rows(args) if args.peer_python and os.environ.get("RANK", "0") == "0" else {}
-    DistributedManager.initialize(timeout=timedelta(hours=4 if args.peer_python else 1))  # the others wait for the peer
+    DistributedManager.initialize(timeout=timedelta(minutes=240 if args.peer_python else 10))  # who waits for the peer
     manager = DistributedManager()
     torch.backends.cudnn.benchmark = True
     set_attention_strategy(args.strategy)

@@ -35,12 +35,12 @@ OF_MESSAGES = ("link", "send")
 STEPS = (0.5, 0.8, 0.93, 1.07, 1.25, 2.0)
 
 
-def known_cases():
+def known_cases(small=False):
     """name -> (ranks of the domain, data groups) -> the :class:`core.planned.Share` of a rank in a step."""
     curves = {
-        label: partial(case.share, strategy=way or "auto") for case in many(False) for label, way in case.labels()
+        label: partial(case.share, strategy=way or "auto") for case in many(small) for label, way in case.labels()
     }
-    return curves | {name: partial(shares, case) for name, *case in cases(False)}
+    return curves | {name: partial(shares, case) for name, *case in cases(small)}
 
 
 def shares(case, ranks, groups=1):

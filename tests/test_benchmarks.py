@@ -1,17 +1,22 @@
 """What the benchmarks measure with: a step without its messages is the same step; the largest size is the largest."""
 
+import json
+import os
+from math import log
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from launch import free_port, launch
 from torch.distributed.tensor import Shard
 
-from benchmarks import largest, scaling, stream
+from benchmarks import largest, many, scaling, scaling_model, stream, suites
 from benchmarks.measure import forward_and_step
 from benchmarks.models import ViT
 from benchmarks.wire import Tape
 from core import scatter_tensor
+from core.devices import FITTED, device_named
 from core.gradients import gather_in_buckets
 
 
@@ -79,3 +84,69 @@ def test_a_drawn_cloud_is_the_same_by_any_ranges():
     part = stream.Drawn(3000, 9000, torch.empty(0))
     assert len(part) == 6000 and torch.equal(torch.cat([part[:1096], part[1096:5000], part[5000:6096]]), whole[3000:])
     assert part[6000:6000].shape == (0, 7)
+
+
+# -- many GPUs --------------------------------------------------------------------------------------------------------
+STRATEGY = "attention 128, heads"
+
+
+def the_suite(rank, folder, gib, port):
+    """All toy cases; then, of what a rank may hold, one that only two of them can."""
+    torch.set_num_threads(1)
+    common = ["--suite", "many", "--small", "--repeats", "1"]
+    scaling.main([*common, "--out", f"{folder}/all.json", "--plot", f"{folder}/all.png"])
+    os.environ["MASTER_PORT"] = port
+    scaling.main([*common, "--only", STRATEGY, "--gib", str(gib), "--out", f"{folder}/tight.json"])
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """The folder of what a run on two ranks wrote."""
+    folder = tmp_path_factory.mktemp("many")
+    case = next(c for c in suites.many(True) if STRATEGY in dict(c.labels()))
+    one, two = (case.share(n, strategy="heads", dtype=torch.float32).peak / 2**30 for n in (1, 2))
+    assert two < 0.8 * one
+    for status, text in launch(2, the_suite, str(folder), many.MARGIN * (one + two) / 2, free_port(), timeout=200):
+        assert status == 0, text[-3000:]
+    return folder
+
+
+def test_every_case_is_measured_in_every_size(two_ranks):
+    rows = json.loads((two_ranks / "all.json").read_text())["rows"]
+    assert list(rows) == [label for case in suites.many(True) for label, _ in case.labels()]
+    for label, row in rows.items():
+        one, two = row["curve"]
+        assert [(p["domain"], p["ddp"]) for p in (one, two)] == [(1, 2), (2, 1)], label
+        assert two["points"] == (2 if "a rank" in label else 1) * one["points"]
+        for k, share in enumerate(one["efficiency"]):
+            assert share == (None if label.startswith("inference") and k else 1.0), label
+            if share:
+                per_rank = one["points"] * two["ms"][k] / (two["points"] * one["ms"][k] / 2)
+                assert two["efficiency"][k] == pytest.approx(1 / per_rank)
+    assert rows["attention 64, ring"]["curve"][0] == rows["attention 64, heads"]["curve"][0]  # measured once
+    assert (two_ranks / "all.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_does_not_fit_is_left_out_and_the_next_size_counts(two_ranks):
+    one, two = json.loads((two_ranks / "tight.json").read_text())["rows"][STRATEGY]["curve"]
+    assert "ms" not in one and one["planned_gib"] > two["planned_gib"] > 0
+    assert two["efficiency"] == [1.0, 1.0]
+
+
+def test_the_scaling_model_is_fitted_to_many_sizes(two_ranks):
+    steps = list(scaling_model.measured_steps(two_ranks / "all.json"))
+    assert {(s.name, s.ranks) for s in steps} == {
+        (label, n) for c in suites.many(True) if not c.inference for label, _ in c.labels() for n in (1, 2)
+    }
+    assert [s.groups for s in steps if s.name == "forecaster kernel 3, ddp"] == [2, 1]
+    table, device = scaling_model.known_cases(small=True), device_named("h200")
+    rows = [(s, table[s.name](s.ranks, s.groups)) for s in steps if "64" in s.name]
+
+    def off(constants):
+        return sum(log(1e3 * share.seconds(device, constants) / s.ms) ** 2 for s, share in rows)
+
+    assert len(rows) > 6 and off(scaling_model.fitted(rows, device)) < 0.5 * off(FITTED)
+
+
+def test_sizes_divide_the_ranks():
+    assert [many.sizes(n) for n in (1, 2, 3, 6, 8)] == [[1], [1, 2], [1, 3], [1, 2, 6], [1, 2, 4, 8]]
