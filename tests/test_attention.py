@@ -33,7 +33,7 @@ def whole(x):
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 def heads_become_channels(meshes, strategy):
-    """The result lies as the queries do, so that heads go back to channels by a view of the part and of the whole; where
+    """The result lies as the queries do, so heads go back to channels by a view of the part and of the whole; where
     the queries have fewer dims it lies in order."""
     for name, dim in (("1", 1), ("2", 1), ("4", 1), ("4", None)):
         x = cut(drawn(2, 3, 4, 8), meshes[name], dim)
