@@ -122,6 +122,8 @@ class TrainConfig(LoopConfig):
         for name, value in (preset | OF_PART.get((self.preset, self.part), {})).items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+        if self.ages < 0:
+            raise InputError(f"--ages is {self.ages}", remedy="Give 0 or more")
         if self.expert is not None and not 0 <= self.expert <= len(self.boundaries):
             raise InputError(f"--expert is {self.expert}", remedy=f"Choose 0 to {len(self.boundaries)}, one more than "
                              "there are --boundaries")  # fmt: skip

@@ -25,7 +25,7 @@ from data.weather.sun import cos_zenith
 
 __all__ = ["SKY", "Batch", "Facts", "Frames", "row_sizes"]
 STATIC_SCALE = {"topography": 1e-3, "radar_proximity": 1.0}
-CACHE_BYTES = {"cpu": 2**28, "cuda": 2**31}  # of frames, and of skies
+CACHE_BYTES = {"cpu": 2**28, "cuda": 2**30}  # of frames, and of skies
 WORTH_READING_AHEAD = 2 * 2**20  # bytes of a frame on this rank
 READ_AHEAD_BYTES = 2**30  # that wait at most
 

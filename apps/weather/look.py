@@ -5,6 +5,7 @@ leads; for channels with events another of the share of members that have the ev
 """
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from apps.weather.events import EVENTS
 from apps.weather.figures import in_units
 from apps.weather.products import RADIUS_KM, make
 from apps.weather.stored import Stored
+from core import InputError
 from core.command import command
 from data.weather.channels import CHANNELS
 from data.weather.grid import HRRR_CRS
@@ -29,7 +31,10 @@ class LookConfig:
 
 @command
 def main(argv=None):
-    for path in parse(LookConfig, argv, __doc__.splitlines()[0]).forecast:
+    config = parse(LookConfig, argv, __doc__.splitlines()[0])
+    if find_spec("matplotlib") is None:
+        raise InputError("pictures need matplotlib", remedy="pip install matplotlib")
+    for path in config.forecast:
         for picture in draw(Stored(path)):
             print(f"figure {picture}")
 
