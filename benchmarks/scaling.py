@@ -229,11 +229,11 @@ def main(argv=None):
         """After each case: what comes later may fail."""
         if args.out and manager.rank == 0:
             args.out.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
-        if args.plot and manager.rank == 0:
-            draw_curves(args.plot, rows, facts)
 
     if args.suite == "many":
-        many.run(suites.many(args.small), planned, peer, args, say, keep)
+        rows = many.run(suites.many(args.small), planned, peer, args, say, keep)
+        if args.plot and manager.rank == 0:
+            draw_curves(args.plot, rows, facts)
     else:
         two(peer, args, say, keep)
     manager.cleanup()
