@@ -65,6 +65,9 @@ def draw_key(generator=None):
 def bits(key, shape, ranges, device=None):
     """64 random bits, as int64, of each element of the part ``ranges`` (one half-open range a dim) of ``shape``."""
     if isinstance(key, (list, tuple)):
+        if not shape or len(key) != shape[0]:
+            raise ShardingError(f"{len(key)} keys for a first dim of {tuple(shape)[:1]}", op="core.rng",
+                                remedy="Give one key for each of its indices, or one for all.")  # fmt: skip
         keys = torch.tensor([_mixed(_signed(int(k))) for k in key[slice(*ranges[0])]], dtype=torch.int64, device=device)
         return _mixed(_steps(shape[1:], ranges[1:], device) + keys.view(-1, *[1] * (len(shape) - 1)))
     key = key if isinstance(key, torch.Tensor) else torch.tensor(_signed(int(key)))

@@ -135,6 +135,13 @@ def test_unit_frame_and_ground_are_undone(made, from_stl, tmp_path):
     np.testing.assert_allclose(data.cell_data["shear_predicted"], shear @ frame, atol=1e-3 * np.abs(shear).max())
 
 
+@pytest.mark.parametrize("scale", ["0", "-1", "nan"])
+def test_a_scale_is_above_nothing(made, tmp_path, capsys, scale):
+    with pytest.raises(SystemExit) as stop:
+        infer.main(flags(made, tmp_path / "o", scale=scale))
+    assert stop.value.code == 2 and "variable scale" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("factor, unit, scale", [(1e3, "millimetres", "0.001"), (1 / 0.0254, "inches", "0.0254")])
 def test_a_wrong_unit_is_named_with_its_factor(made, tmp_path, capsys, factor, unit, scale):
     write_binary(tmp_path / "u.stl", made[2] * factor)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import xarray
+from launch import succeed
 from weather_files import hrrr_keys, write_subhourly
 
 from apps.cli import parse
@@ -186,6 +187,29 @@ def test_a_forecast_that_was_broken_off_goes_on(folder, trained, coupled, monkey
     assert f"going on after step {after}\nstep {after + 1}/5" in capsys.readouterr().err
     got, want = (xarray.open_zarr(path) for path in (folder / out, coupled))
     assert set(got.variables) == set(want.variables) and not list(folder.glob(".broken*"))
+    for name in want.data_vars:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-4, err_msg=name)
+
+
+def resumed(rank, arguments):
+    forecast.main.__wrapped__([*arguments, "--resume", "--domain", "2"])
+
+
+def test_a_forecast_goes_on_under_another_cut(folder, trained, coupled, monkeypatch):
+    """Begun by one process, whose chunks two ranks would share."""
+    write, out = Product.write, "recut.zarr"
+
+    def broken(self, lead, *rest):
+        if lead == 2:
+            raise KeyboardInterrupt
+        write(self, lead, *rest)
+
+    monkeypatch.setattr(Product, "write", broken)
+    with pytest.raises(KeyboardInterrupt):
+        forecast.main(_arguments(folder, trained, out))
+    succeed(2, resumed, [str(x) for x in _arguments(folder, trained, out)])
+    got, want = (xarray.open_zarr(path) for path in (folder / out, coupled))
+    assert got.refc.encoding["chunks"][-2] < want.refc.encoding["chunks"][-2] and not list(folder.glob(".recut*"))
     for name in want.data_vars:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-4, err_msg=name)
 

@@ -4,6 +4,7 @@ The model learned one frame: flow along +x, z up, metres, and the ground where t
 another frame is brought there before the prediction, and its fields are brought back after it.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,9 @@ def prepare(config, scaling, task):
     """
     body, notes = read_body(config.surface, config.pressure, config.shear), []
     frame, known = axes(config.flow_axis, config.up_axis), DRIVAERML | task.get("reference", {})
-    scale, shift = config.scale or 1.0, np.zeros(3)
+    scale, shift = 1.0 if config.scale is None else config.scale, np.zeros(3)
+    if not 0 < scale < math.inf:
+        raise InputError(f"is {scale}", variable="scale", remedy="Give metres in a unit of the file, above 0")
     if config.ground is not None:
         shift[2] = known["center"][2] - config.ground * scale
         notes.append(f"ground moved by {shift[2]:+.4g} m to that of the training, the height of its moment centre")

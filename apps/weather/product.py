@@ -59,7 +59,9 @@ class Product:
 
     def __enter__(self):
         with together():
-            if self.chief and not (self.resume and self._goes_on()):
+            if self.chief and self.resume and self._goes_on():
+                self._recut()
+            elif self.chief:
                 shutil.rmtree(self.part, ignore_errors=True)
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._create()
@@ -147,6 +149,25 @@ class Product:
                     file=self.part, variable=name, remedy="Give the same options, or leave out --resume",
                 )  # fmt: skip
         return DONE in group
+
+    def _recut(self):
+        """Gives the part chunks of the present cut, where it was begun under another: of two ranks that write into one
+        chunk each would lose what the other wrote."""
+        old = zarr.open_group(self.part, mode="r", zarr_format=3, use_consolidated=False)
+        chunks = old[self.frames.facts.channels[0]].chunks[-2:]
+        starts = [(axis, sum(sizes[:i])) for axis, sizes in self.frames.sizes.items() for i in range(len(sizes))]
+        if all(start % chunks[axis] == 0 for axis, start in starts):
+            return
+        part, self.part = self.part, self.part.with_suffix(".recut")
+        self._create()
+        new = zarr.open_group(self.part, mode="r+", zarr_format=3)
+        for name, array in old.arrays():
+            for at in np.ndindex(array.shape[:-2]):
+                new[name][at or ...] = array[at or ...]
+        os.replace(part, part.with_suffix(".old"))
+        os.replace(self.part, part)
+        shutil.rmtree(part.with_suffix(".old"))
+        self.part = part
 
     def _create(self):
         facts, frames, (x, y) = self.frames.facts, self.frames, self.frames.reader.axes
