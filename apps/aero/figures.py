@@ -124,7 +124,7 @@ def _slab(figure, axes, arrays, attrs, title):
     for ax, (name, values, limits, colours) in zip(axes, shown):
         place = dict(extent=plane.extent, origin="lower", interpolation="nearest")
         image = ax.imshow(plane.image(values), cmap=colours, vmin=limits[0], vmax=limits[1], **place)
-        ax.set(aspect="equal", xlabel="x, m", ylabel="z, m", facecolor="0.85")
+        ax.set(aspect="equal", xlabel="x, m (grey: body, or no point near)", ylabel="z, m", facecolor="0.85")
         ax.set_title(f"{title}{name}", fontsize=10)
         label = "$\\Delta u / U$" if colours == ERROR else "$u / U$"
         figure.colorbar(image, ax=ax, shrink=0.85, pad=0.02, extend="both", label=label)
@@ -159,6 +159,7 @@ def draw_parity(path, cases, title):
         for k, (run, x, y) in enumerate(sorted(zip(cases, true, predicted), key=lambda case: case[1])[:12]):
             ax.annotate(run, (x, y), (0, 6 if k % 2 else -12), textcoords="offset points", ha="center", fontsize=8)
         error = np.abs(predicted - true).mean()
+        ax.locator_params(nbins=5)
         ax.set(xlim=ends, ylim=ends, aspect="equal", xlabel=f"{name}, true fields", ylabel=f"{name}, predicted")
         ax.set_title(f"{name}: mean |error| {error:.4f} over {len(cases)} cases", fontsize=10)
         ax.grid(alpha=0.3)
@@ -220,6 +221,8 @@ def _columns(arrays, attrs, title):
 
 def _bodies(figure, rows, arrays, columns):
     """The body in each of ``rows`` {view: axes of all columns}, with a colour bar below columns of the same scale."""
+    from matplotlib.ticker import MaxNLocator
+
     for view, axes in rows.items():
         shown = [_cells(ax, arrays, view, *column[1:]) for ax, column in zip(axes, columns)]
         axes[0].set_ylabel(view)
@@ -230,6 +233,7 @@ def _bodies(figure, rows, arrays, columns):
         below = [axes[k] for axes in rows.values() for k in alike]
         extend = "max" if scale[0][0] == 0 else "both"
         options = dict(location="bottom", shrink=0.7, pad=0.03, aspect=30, extend=extend, label=LABELS[scale[1]])
+        options["ticks"] = MaxNLocator(4)
         figure.colorbar(shown[alike[0]], ax=below, **options)
 
 
