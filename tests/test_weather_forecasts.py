@@ -164,10 +164,9 @@ def test_experts_forecast_together(folder, trained, coupled):
     assert [len(part.split("/")) > 1 for part in data.attrs["checkpoint"].split()] == [True] * 3
 
 
-@pytest.mark.parametrize("after", [1, 4])
-def test_a_forecast_that_was_broken_off_goes_on(folder, trained, coupled, monkeypatch, after, capsys):
-    """Broken off in the middle of writing a step, before and after the history is all forecast."""
-    write, out = Product.write, f"broken{after}.zarr"
+def break_off(arguments, after, monkeypatch):
+    """A forecast that ends in the middle of writing a step."""
+    write = Product.write
 
     def broken(self, lead, *rest):
         if lead == after:
@@ -175,10 +174,16 @@ def test_a_forecast_that_was_broken_off_goes_on(folder, trained, coupled, monkey
             raise KeyboardInterrupt
         write(self, lead, *rest)
 
-    monkeypatch.setattr(Product, "write", broken)
-    with pytest.raises(KeyboardInterrupt):
-        forecast.main(_arguments(folder, trained, out))
-    monkeypatch.undo()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Product, "write", broken)
+        forecast.main(arguments)
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_forecast_that_was_broken_off_goes_on(folder, trained, coupled, monkeypatch, after, capsys):
+    """Before and after the history is all forecast."""
+    out = f"broken{after}.zarr"
+    break_off(_arguments(folder, trained, out), after, monkeypatch)
     assert not (folder / out).exists()
     with pytest.raises(SystemExit):
         forecast.main(_arguments(folder, trained, out, "--resume", "--seed", "1"))
@@ -196,19 +201,12 @@ def resumed(rank, arguments):
 
 
 def test_a_forecast_goes_on_under_another_cut(folder, trained, coupled, monkeypatch):
-    """Begun by one process, whose chunks two ranks would share."""
-    write, out = Product.write, "recut.zarr"
-
-    def broken(self, lead, *rest):
-        if lead == 2:
-            raise KeyboardInterrupt
-        write(self, lead, *rest)
-
-    monkeypatch.setattr(Product, "write", broken)
-    with pytest.raises(KeyboardInterrupt):
-        forecast.main(_arguments(folder, trained, out))
-    succeed(2, resumed, [str(x) for x in _arguments(folder, trained, out)])
-    got, want = (xarray.open_zarr(path) for path in (folder / out, coupled))
+    """Begun by one process, whose chunks two ranks would share; a kill while they were changed has left its traces."""
+    arguments = [str(x) for x in _arguments(folder, trained, "recut.zarr")]
+    break_off(arguments, 2, monkeypatch)
+    (folder / ".recut.partial.old" / "refc").mkdir(parents=True)
+    succeed(2, resumed, arguments)
+    got, want = (xarray.open_zarr(path) for path in (folder / "recut.zarr", coupled))
     assert got.refc.encoding["chunks"][-2] < want.refc.encoding["chunks"][-2] and not list(folder.glob(".recut*"))
     for name in want.data_vars:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-4, err_msg=name)

@@ -164,9 +164,11 @@ class Product:
         for name, array in old.arrays():
             for at in np.ndindex(array.shape[:-2]):
                 new[name][at or ...] = array[at or ...]
-        os.replace(part, part.with_suffix(".old"))
+        before = part.with_suffix(".old")
+        shutil.rmtree(before, ignore_errors=True)  # of a kill between these lines
+        os.replace(part, before)
         os.replace(self.part, part)
-        shutil.rmtree(part.with_suffix(".old"))
+        shutil.rmtree(before)
         self.part = part
 
     def _create(self):
