@@ -33,20 +33,28 @@ def whole(x):
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 def heads_become_channels(meshes, strategy):
-    """The result lies as the queries do, so heads go back to channels by a view of the part and of the whole; where
-    the queries have fewer dims it lies in order."""
-    for name, dim in (("1", 1), ("2", 1), ("4", 1), ("4", None)):
-        x = cut(drawn(2, 3, 4, 8), meshes[name], dim)
-        for q in (x.transpose(1, 2), x.chunk(2, -1)[0].transpose(1, 2)):
-            for seen in (q, q.detach()):
-                out = with_strategy(strategy, F.scaled_dot_product_attention)(seen, seen, seen)
-                channels = out.transpose(1, 2).flatten(2)
-                parts = [t._local_tensor if dim else t for t in (out, channels)]
-                assert parts[0].untyped_storage().data_ptr() == parts[1].untyped_storage().data_ptr()
+    """The result lies as the queries do, so that heads go back to channels by a view of the part and of the whole."""
+    attend = with_strategy(strategy, F.scaled_dot_product_attention)
+    plain = drawn(2, 3, 4, 8).requires_grad_()
+    for pick in (lambda x: x.transpose(1, 2), lambda x: x.chunk(2, -1)[0].transpose(1, 2)):
+        (expected,) = torch.autograd.grad(_channels(attend, pick(plain))[1].sin().sum(), plain)
+        for name, places in (("1", [1]), ("2", [1]), ("4", [1]), ("2x2", [1, 0]), ("2x2", [0, 1])):
+            x = scatter_tensor(plain.detach(), None, meshes[name], [Shard(d) for d in places], requires_grad=True)
+            for seen in (pick(x), pick(x).detach()):
+                out, channels = _channels(attend, seen)
+                parts = [t._local_tensor.untyped_storage().data_ptr() for t in (out, channels)]
+                assert parts[0] == parts[1], (name, places)
+                torch.testing.assert_close(whole(channels), _channels(attend, pick(plain))[1])
+                if seen.requires_grad:
+                    channels.sin().sum().backward()
+            torch.testing.assert_close(whole(x.grad), expected)
             channels.zero_()
             assert not whole(out).any()
-        fewer, keys = cut(drawn(3, 4, 8), meshes[name], dim and 0).transpose(0, 1), x.transpose(1, 2)
-        assert with_strategy(strategy, F.scaled_dot_product_attention)(fewer, keys, keys).shape == keys.shape
+
+
+def _channels(attend, q):
+    out = attend(q, q, q)
+    return out, out.transpose(1, 2).flatten(2)
 
 
 @pytest.mark.parametrize("strategy", ["gather", "ring", "heads"])
