@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
-from apps.aero.infer import CHUNK
-from apps.aero.states import States
+from apps.aero.predict import outputs
 from benchmarks.measure import made_fast, measure, median_ms, peak_gib, start_of_peak
 from core import DistributedManager, ShardTensor, make_spec, set_attention_strategy
 from core.gradients import gather_in_buckets
@@ -98,18 +97,16 @@ def trained(case, mesh, args):
 
 
 def inferred(case, mesh, args):
-    """(ms, None, GiB) of exact inference: states of the slices from all points, then the answer of each."""
+    """(ms, None, GiB) of exact inference: in one pass, or first slice states of all points, then the answer of each."""
     device, domain = DistributedManager().device, mesh["domain"]
-    n, r = domain.size(), mesh.get_local_rank("domain")
-    (_, points, features) = case.shapes(n)[0]
+    _, *shape = case.shapes(domain.size())[0]
     torch.manual_seed(0)
     with device:
         model = case.make().eval()
-        cloud = torch.randn(points * (r + 1) // n - points * r // n, features)
-    room = (
-        torch.cuda.mem_get_info(device)[0] / 2**31 if device.type == "cuda" else None
-    )  # as the command has it at first
-    ms = median_ms(lambda: States(model, [cloud], CHUNK, domain, room).whole(0), device, args.repeats)
+    spec, dtype = make_spec(domain, [Shard(0)], shape), next(model.parameters()).dtype
+    cloud = ShardTensor(torch.randn(spec.local_shape(), device=device, dtype=dtype), spec)
+    room = torch.cuda.mem_get_info(device)[0] / 2**31 if device.type == "cuda" else None  # as the command has at first
+    ms = median_ms(lambda: outputs(model, [cloud], domain, case.chunk, room), device, args.repeats)
     return ms, None, peak_gib(device)
 
 

@@ -1,5 +1,7 @@
 """Plain modules that the benchmarks cut, and the cases made of them: nothing in here knows of shards."""
 
+from math import log
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -70,26 +72,28 @@ class SliceBlock(nn.Module):
         self.heads, d = heads, width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.place, self.value, self.out = (nn.Linear(width, width) for _ in range(3))
-        self.slice, self.qkv = nn.Linear(d, slices), nn.Linear(d, 3 * d)
+        self.slice, self.log_temperature = nn.Linear(d, slices), nn.Parameter(torch.full((heads, 1, 1), log(0.5)))
+        self.query, self.key, self.token = (nn.Linear(d, d, bias=False) for _ in range(3))
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x):
         h = self.norm1(x)
         place, value = (f(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.place, self.value))
-        weights = self.slice(place).softmax(-1)
+        weights = (self.slice(place) / self.log_temperature.exp()).softmax(-1)  # (batch, heads, points, slices)
         tokens = (weights.mT @ value) / (weights.sum(2)[..., None] + 1e-5)
-        tokens = F.scaled_dot_product_attention(*self.qkv(tokens).chunk(3, -1))
+        tokens = F.scaled_dot_product_attention(self.query(tokens), self.key(tokens), self.token(tokens))
         x = x + self.out((weights @ tokens).transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class Transolver(nn.Module):
-    """Attention among slices of points, (batch, points, 6) to (batch, points, 4), with all weights written out: what
-    any library can run. Source: Wu et al., Transolver, arXiv 2402.02366; that of ``apps.aero`` keeps no weights."""
+    """Attention among slices of points, (batch, points, features) to (batch, points, 4), with all weights written out:
+    what any library can run. Source: Wu et al., Transolver, arXiv 2402.02366; that of ``apps.aero`` keeps no weights
+    and gives the same."""
 
-    def __init__(self, width=256, depth=4, heads=8, slices=128):
+    def __init__(self, width=256, depth=4, heads=8, slices=128, features=6):
         super().__init__()
-        self.stem = nn.Sequential(nn.Linear(6, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.stem = nn.Sequential(nn.Linear(features, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
         self.blocks = nn.ModuleList(SliceBlock(width, heads, slices) for _ in range(depth))
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4))
 

@@ -5,6 +5,7 @@
     torchrun --nproc-per-node 2 -m benchmarks.scaling --how blocks       # the same, its blocks compiled; or: compiled
     torchrun --nproc-per-node 2 -m benchmarks.scaling --volume 1024      # one step of a volume that no GPU holds
     torchrun --nproc-per-node 8 -m benchmarks.scaling --suite many       # every size from 1 GPU to 8, more models
+    torchrun --nproc-per-node 2 -m benchmarks.scaling --suite aero       # what a whole car costs; also on 1 GPU
     torchrun --nproc-per-node 2 -m benchmarks.scaling --small            # on gloo and a CPU, toy sizes
 
 Efficiency is (time on one device) / (ranks x time on all), in the same run; "one" is the faster of plain torch with the
@@ -26,7 +27,7 @@ from torch.distributed.tensor import Shard
 
 from apps.aero.model import ModelConfig as TransolverConfig
 from apps.aero.model import Transolver
-from benchmarks import many, models, suites
+from benchmarks import car, many, models, suites
 from benchmarks.curves import draw_curves
 from benchmarks.measure import HOW, forward_and_step, made_fast, measure, median_ms, peak_gib, start_of_peak
 from benchmarks.wire import Tape
@@ -193,7 +194,7 @@ def two(peer, args, say, keep):
 def options(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--suite", default="usual", choices=list(models.SUITES), help="one against all, or every size")
+    parser.add_argument("--suite", default="usual", choices=("usual", *suites.SUITES), help="of cases")
     parser.add_argument("--only", default="", help="part of the case's name")
     parser.add_argument("--how", default="eager", choices=HOW, help="modules as they are, compiled, or replayed")
     parser.add_argument("--strategy", default="auto", choices=["auto", "gather", "ring", "heads"], help="of attention")
@@ -201,19 +202,24 @@ def options(argv):
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--peer-python", metavar="PATH", help="a Python that has nvidia-physicsnemo")
     parser.add_argument("--out", type=Path, help="write the table here as JSON too")
-    parser.add_argument("--plot", type=Path, help="of --suite many: time against ranks, a PNG")
-    parser.add_argument("--gib", type=float, help="of --suite many: what a rank may hold; left out: its GPU's memory")
+    parser.add_argument("--plot", type=Path, help="of the other suites: time against ranks, a PNG")
+    parser.add_argument(
+        "--gib", type=float, help="of the other suites: what a rank may hold; left out: its GPU's memory"
+    )
     args = parser.parse_args(argv)
-    if args.suite == "many" and (args.volume or args.how not in ("eager", "captured")):
-        parser.error("--suite many goes with --how eager or captured, and without --volume")
-    if args.suite != "many" and (args.plot or args.gib):
-        parser.error("--plot and --gib are for --suite many")
+    if args.suite in suites.SUITES and (args.volume or args.how not in ("eager", "captured")):
+        parser.error(f"--suite {args.suite} goes with --how eager or captured, and without --volume")
+    if args.suite not in suites.SUITES and (args.plot or args.gib):
+        parser.error("--plot and --gib are for --suite many and aero")
+    if args.suite not in models.SUITES and args.peer_python:
+        parser.error(f"the peer has no --suite {args.suite}")
     return args
 
 
 def main(argv=None):
     args = options(argv)
-    planned = many.planned_peaks(suites.many(args.small), args) if args.suite == "many" else {}
+    suite = list(suites.SUITES[args.suite](args.small)) if args.suite in suites.SUITES else []
+    planned = many.planned_peaks(suite, args)
     peer = peer_rows(args) if args.peer_python and os.environ.get("RANK", "0") == "0" else {}
     DistributedManager.initialize(timeout=timedelta(minutes=240 if args.peer_python else 10))  # who waits for the peer
     manager = DistributedManager()
@@ -228,10 +234,13 @@ def main(argv=None):
     def keep(rows):
         """After each case: what comes later may fail."""
         if args.out and manager.rank == 0:
-            args.out.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+            told = {"summary": car.summary(rows)} if args.suite == "aero" else {}
+            args.out.write_text(json.dumps(facts | {"rows": rows} | told, indent=1) + "\n")
 
-    if args.suite == "many":
-        rows = many.run(suites.many(args.small), planned, peer, args, say, keep)
+    if suite:
+        rows = many.run(suite, planned, peer, args, say, keep)
+        for what, number in car.summary(rows).items() if args.suite == "aero" else ():
+            say(f"{what:<60}{number:>10.3g}", flush=True)
         if args.plot and manager.rank == 0:
             draw_curves(args.plot, rows, facts)
     else:

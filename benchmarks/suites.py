@@ -7,6 +7,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from apps.aero.config import TrainConfig as AeroConfig
+from apps.aero.infer import CHUNK
 from apps.aero.model import Transolver
 from apps.training import recompute
 from apps.weather.config import TrainConfig as WeatherConfig
@@ -16,6 +17,7 @@ from core import set_attention_strategy
 from core.plan import share
 
 STRATEGIES = ("ring", "heads", "gather")
+CLOUDS = 200_000, 1_200_000, 2_400_000, 8_800_000, 9_600_000  # points; 8.8 million are the surface of a car
 BANDS, SKY = 8, 5  # of the published satellite model: what is forecast, and conditions beside the history
 
 
@@ -31,7 +33,8 @@ class Case(NamedTuple):
         autocast: weights are fp32 and products bf16, as in training; else all is bf16.
         ddp: gradients are averaged over the data groups, which otherwise do not know of each other.
         recomputed: the model computes its blocks once more in the backward pass, and is not recorded.
-        inference: by slice states of the points of the first input, as ``apps.aero.infer``, in fp32; no training.
+        inference: the answer for the points of the first input, as ``apps.aero.infer`` has it; no training.
+        chunk: of inference, points at a time; None for all in one pass.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Case(NamedTuple):
     ddp: bool = False
     recomputed: bool = False
     inference: bool = False
+    chunk: int | None = None
 
     def labels(self):
         """What is measured: (label, strategy)."""
@@ -95,7 +99,33 @@ def _transolver(small):
     again = partial(_recomputed, make)
     yield Case(f"Transolver {together}", "Transolver", again, _always(cloud(together)), (1,), recomputed=True)
     for points in (300, 1000) if small else (8_800_000, 140_000_000):
-        yield Case(f"inference {points}", "inference", make, _always(cloud(points)), (1,), inference=True)
+        yield Case(f"inference {points}", "inference", make, _always(cloud(points)), (1,), inference=True, chunk=CHUNK)
+
+
+def aero(small):
+    """The cases that tell what the Transolver costs on whole cars, those that need the most memory last: a training
+    step beside one of plain torch with all weights written out, answers for a car, more points than a GPU trains."""
+    sizes = (AeroConfig(preset="tiny", layers=2) if small else AeroConfig(preset="paper")).model()
+    own = dict(width=sizes.width, depth=sizes.layers, heads=sizes.heads, slices=sizes.slices, features=sizes.features)
+    some, each, twice, car, most = (32, 64, 128, 300, 512) if small else CLOUDS
+    make = partial(Transolver, sizes)
+    half, again = partial(_halved, make), partial(_recomputed, make)
+
+    def case(name, made, points, **options):
+        return Case(f"{name} {points}", name.split()[0], made, _always([(1, points, sizes.features)]), (1,), **options)
+
+    yield case("autocast plain", partial(models.Transolver, **own), some, autocast=True)
+    yield case("autocast", make, some, autocast=True)
+    yield case("inference", half, car, inference=True)
+    yield case("inference by chunks", half, car, inference=True, chunk=100 if small else 4 * CHUNK)
+    yield case("Transolver", make, each)
+    yield case("Transolver", make, twice)
+    yield case("autocast recomputed", again, car, autocast=True, recomputed=True)
+    yield case("Transolver recomputed", again, most, recomputed=True)
+
+
+def _halved(make):
+    return make().bfloat16()
 
 
 def _always(shapes):
@@ -107,3 +137,6 @@ def _recomputed(make):
     model = make()
     recompute(model.blocks)
     return model
+
+
+SUITES = {"many": many, "aero": aero}

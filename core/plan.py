@@ -121,10 +121,11 @@ def share(
         sample = [_part(*cut, mesh, dtype, input_gradients) for cut in sample]
         held = meter.now
         meter.restart()
-        with trace() as forward, gpu_autocast(autocast) if autocast else nullcontext():
-            loss = (step or _mean_square)(model, *sample)
-        with trace() as backward:
-            loss.backward()
+        with gpu_autocast(autocast) if autocast else nullcontext():  # backward too, for blocks that are recomputed
+            with trace() as forward:
+                loss = (step or _mean_square)(model, *sample)
+            with trace() as backward, torch.autocast("cpu", enabled=False):
+                loss.backward()
         gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
         memory = weights, held - weights, gradients, meter.peak - held
         counted = meter.work, meter.calls, meter.wrapped

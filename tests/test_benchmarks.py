@@ -11,9 +11,11 @@ import torch.distributed as dist
 from launch import free_port, launch
 from torch.distributed.tensor import Shard
 
-from benchmarks import largest, many, scaling, scaling_model, stream, suites
+from apps.aero.model import ModelConfig
+from apps.aero.model import Transolver as Ours
+from benchmarks import car, largest, many, scaling, scaling_model, stream, suites
 from benchmarks.measure import forward_and_step
-from benchmarks.models import ViT
+from benchmarks.models import Transolver, ViT
 from benchmarks.wire import Tape
 from core import scatter_tensor
 from core.devices import FITTED, device_named
@@ -90,13 +92,15 @@ def test_a_drawn_cloud_is_the_same_by_any_ranges():
 STRATEGY = "attention 128, heads"
 
 
-def the_suite(rank, folder, gib, port):
-    """All toy cases; then, of what a rank may hold, one that only two of them can."""
+def the_suite(rank, folder, gib, port, other):
+    """All toy cases; then, of what a rank may hold, one that only two of them can; then those of a car."""
     torch.set_num_threads(1)
     common = ["--suite", "many", "--small", "--repeats", "1"]
     scaling.main([*common, "--out", f"{folder}/all.json", "--plot", f"{folder}/all.png"])
     os.environ["MASTER_PORT"] = port
     scaling.main([*common, "--only", STRATEGY, "--gib", str(gib), "--out", f"{folder}/tight.json"])
+    os.environ["MASTER_PORT"] = other
+    scaling.main(["--suite", "aero", "--small", "--repeats", "1", "--out", f"{folder}/aero.json"])
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +110,8 @@ def two_ranks(tmp_path_factory):
     case = next(c for c in suites.many(True) if STRATEGY in dict(c.labels()))
     one, two = (case.share(n, strategy="heads", dtype=torch.float32).peak / 2**30 for n in (1, 2))
     assert two < 0.8 * one
-    for status, text in launch(2, the_suite, str(folder), many.MARGIN * (one + two) / 2, free_port(), timeout=200):
+    ports = free_port(), free_port()
+    for status, text in launch(2, the_suite, str(folder), many.MARGIN * (one + two) / 2, *ports, timeout=200):
         assert status == 0, text[-3000:]
     return folder
 
@@ -150,3 +155,55 @@ def test_the_scaling_model_is_fitted_to_many_sizes(two_ranks):
 
 def test_sizes_divide_the_ranks():
     assert [many.sizes(n) for n in (1, 2, 3, 6, 8)] == [[1], [1, 2], [1, 3], [1, 2, 6], [1, 2, 4, 8]]
+
+
+# -- a whole car ------------------------------------------------------------------------------------------------------
+PLAIN = {"stems.0": "stem", "norms.0": "head.0", "heads.0": "head.1", "attention.": "", "mlp.0": "up", "mlp.2": "down"}
+
+
+def test_plain_torch_with_all_weights_written_out_gives_the_same():
+    def named(name):
+        for ours, plain in PLAIN.items():
+            name = name.replace(ours, plain)
+        return name
+
+    ours = Ours(ModelConfig(features=6, width=16, layers=2, heads=2, slices=5, temperature=0.3)).double()
+    plain = Transolver(width=16, depth=2, heads=2, slices=5).double()
+    plain.load_state_dict(
+        {named(k): v.reshape(plain.state_dict()[named(k)].shape) for k, v in ours.state_dict().items()}
+    )
+    x = torch.randn(2, 40, 6, dtype=torch.float64)
+    for model in (ours, plain):
+        model(x).square().sum().backward()
+    torch.testing.assert_close(ours(x), plain(x))
+    grads = {name: p.grad for name, p in plain.named_parameters()}
+    for name, p in ours.named_parameters():
+        torch.testing.assert_close(p.grad.flatten(), grads[named(name)].flatten(), msg=name)
+
+
+def test_a_car_in_every_way(two_ranks):
+    told = json.loads((two_ranks / "aero.json").read_text())
+    assert list(told["rows"]) == [case.name for case in suites.aero(True)]
+    assert all("ms" in point for row in told["rows"].values() for point in row["curve"])
+    assert told["summary"] == car.summary(told["rows"])
+    assert {what.split(",")[0] for what in told["summary"]} == {
+        "step over plain torch's",
+        "efficiency of a step",
+        "step",
+        "memory of a step",
+        "exact inference",
+    }
+
+
+def test_what_one_rank_cannot_hold_is_compared_point_by_point():
+    def row(points, *ms):
+        return {
+            "curve": [{"domain": n, "points": 6 * points} | ({"ms": [0, t]} if t else {}) for n, t in zip((1, 2), ms)]
+        }
+
+    rows = {
+        "Transolver 100": row(100, 10, 8),
+        "Transolver 200": row(200, 30, 20),
+        "Transolver recomputed 400": row(400, 0, 40),
+    }
+    assert list(car.summary(rows).values()) == [10 / 16, 30 / 40, 60 / 80]
