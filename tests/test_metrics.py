@@ -161,6 +161,31 @@ def test_fss_sees_nothing_under_the_mask():
     assert all(torch.equal(got[k], want[k]) for k in want)
 
 
+def test_fss_of_the_matched_mean_is_that_of_one_field():
+    """Two members that put the cell apart, and a faint echo where the mean is then highest: it rains there."""
+    members, truth = _pixels(10, 3), _pixels(10)[0]
+    members[1, 10, 10] = 10.0
+    valid = torch.ones(21, 21, dtype=torch.bool)
+    got = metrics.scores(metrics.matched_fraction_sums(members, truth, valid, valid, (20.0,), (1, 5)))
+    assert got["fss_matched_mean"].tolist() == [[1.0, 1.0]]
+    alone = metrics.matched_fraction_sums(members[:1], truth, valid, valid, (20.0,), (1, 5))
+    want = metrics.fraction_sums(members[:1], truth, valid, (20.0,), (1, 5))
+    assert all(torch.equal(alone[f"matched_{k}"], want[k]) for k in want)
+
+
+def test_the_matched_mean_takes_values_where_there_is_a_forecast_and_none_where_there_is_not():
+    members, truth = torch.rand(4, 21, 21) * 60, torch.rand(21, 21) * 60
+    known, valid = torch.ones(2, 21, 21, dtype=torch.bool)
+    known[:, :4], valid[:, :9] = False, False  # no forecast there; a forecast, but nothing was seen
+    want = metrics.matched_fraction_sums(members, truth, valid, known, (20.0,), (1, 5))
+    wild, other = members.clone(), members.clone()
+    wild[:, :, :4], other[:, :, 4:9] = NAN, 25.0
+    got = metrics.matched_fraction_sums(wild, truth, valid, known, (20.0,), (1, 5))
+    assert all(torch.equal(got[k], want[k]) for k in want)
+    less = metrics.matched_fraction_sums(other, truth, valid, known, (20.0,), (1, 5))
+    assert all((less[k] != want[k]).all() for k in want)  # the mean is matched before what was seen is known
+
+
 def test_the_spectrum_of_a_wave_lies_in_its_band():
     """Four waves along x, no window: half the square of the amplitude, spread over two coefficients, times the size."""
     x = torch.arange(32.0) / 32
@@ -223,27 +248,29 @@ def sharded_sums(meshes, name):
     mesh = meshes[name]
     torch.manual_seed(5)
     members, truth = torch.rand(3, 11, 8) * 60, torch.rand(11, 8) * 60
-    valid = torch.rand(11, 8) > 0.2
+    known = torch.rand(11, 8) > 0.1
+    valid = known & (torch.rand(11, 8) > 0.1)
     members[:, 2:5], truth[2:5] = 10.0, 10.0  # ties
 
-    def sums(members, truth, valid):
+    def sums(members, truth, valid, known):
         return (
             metrics.error_sums(members.mean(0), truth, valid)
             | metrics.event_sums(members, truth, valid, (20.0, 40.0))
             | metrics.ensemble_sums(members, truth, valid)
             | metrics.rank_sums(members, truth, valid)
             | metrics.fraction_sums(members, truth, valid, (20.0, 30.0), (1, 5, 9))
+            | metrics.matched_fraction_sums(members, truth, valid, known, (20.0, 30.0), (1, 5, 9))
             | metrics.spectrum_sums(members, valid, metrics.bands((11, 8)))
         )
 
-    want = sums(members, truth, valid)
+    want = sums(members, truth, valid, known)
     rows = {"1": (11,), "2": (7, 4), "4": (2, 1, 5, 3), "2x2": (7, 4)}[name]
 
     def cut(x):
         placements = [Shard(x.ndim - 2), Shard(x.ndim - 1)][: mesh.ndim]
         return scatter_tensor(x, None, mesh, placements, sizes={0: rows})
 
-    got = metrics.reduce(sums(*map(cut, (members, truth, valid))), mesh)
+    got = metrics.reduce(sums(*map(cut, (members, truth, valid, known))), mesh)
     for key, value in want.items():
         torch.testing.assert_close(got[key], value, rtol=1e-6, atol=1e-6, msg=key)
 

@@ -9,10 +9,11 @@ import pytest
 import scores
 import torch
 import xarray
+from pysteps.postprocessing.probmatching import nonparam_match_empirical_cdf
 from pysteps.utils.spectral import rapsd
 
 from apps import metrics
-from apps.weather import baselines, nowcasts, results
+from apps.weather import baselines, nowcasts, products, results
 from core import InputError
 
 NAN = float("nan")
@@ -95,6 +96,18 @@ def test_fractions_are_those_of_pysteps(fields):
     got = _of(metrics.fraction_sums(members[:1], truth, everywhere, (12.0, 20.0), (1, 5, 9)))["fss"]
     want = [[peers.spatialscores.fss(members[0].numpy(), truth.numpy(), t, w) for w in (1, 5, 9)] for t in (12.0, 20.0)]
     assert got == pytest.approx(np.array(want))
+
+
+def test_fractions_of_the_matched_mean_are_those_of_pysteps(fields):
+    members, truth, _ = fields
+    everywhere = torch.ones(32, 32, dtype=torch.bool)
+    sums = metrics.matched_fraction_sums(members, truth, everywhere, everywhere, (12.0, 20.0), (1, 5, 9))
+    matched = products.matched_mean(members.numpy())
+    want = [[peers.spatialscores.fss(matched, truth.numpy(), t, w) for w in (1, 5, 9)] for t in (12.0, 20.0)]
+    assert _of(sums)["fss_matched_mean"] == pytest.approx(np.array(want))
+    # the same field by pysteps' own matching, which takes as many target values as the field has
+    order = np.sort(members.numpy().ravel())[2::5].reshape(32, 32)
+    assert matched == pytest.approx(nonparam_match_empirical_cdf(members.numpy().mean(0), order))
 
 
 def test_spectra_are_those_of_pysteps(fields):

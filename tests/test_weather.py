@@ -359,14 +359,19 @@ def test_evaluation(folder, single):
     assert list(results["scores"]["bt13"]) == ["model", "persistence", "extrapolation", "observed"]  # no STEPS
     for source in ("model", "persistence", "extrapolation", "steps"):
         assert len(scores[source]["rmse"]) == 2 and np.shape(scores[source]["fss"]) == (2, 4, 5)
+        assert np.shape(scores[source]["fss_matched_mean"]) == (2, 4, 5)
         counts = [results["sums"]["refc"][source][name] for name in ("happened", "absent")]
         assert np.sum(counts, axis=(0, 3, 4)).tolist() == (4 * np.array(results["sums"]["refc"]["model"]["n"])).tolist()
     assert results["intervals"]["refc"] == {}  # of three cases nothing is sure
+    for source in ("persistence", "extrapolation"):
+        assert scores[source]["fss_matched_mean"] == scores[source]["fss"]
+    assert scores["steps"]["fss_matched_mean"] != scores["steps"]["fss"]
     assert scores["persistence"]["crps"] == pytest.approx(scores["persistence"]["mae"])
     assert len(scores["steps"]["rank_histogram"][0]) == 3 and results["members"]["steps"] == 2
     assert results["windows"]["km"] == pytest.approx([6, 18, 42, 102, 198])
     report = (out / "report.html").read_text()
     assert report.count("data:image/png;base64,") == 14 and report.count("data:image/gif;base64,") == 2
+    assert report.count("FSS of the matched mean (") == 4 + 3  # of refc, and of bt13, which STEPS does not know
     assert "http" not in re.sub("base64,[^']*", "", report)
     kinds = ("errors", "events", "neighborhoods", "probabilities", "ranks", "spectra", "maps")
     pictures = {f"{kind}_{channel}.png" for kind in kinds for channel in ("refc", "bt13")}

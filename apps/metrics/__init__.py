@@ -6,11 +6,16 @@ included, never enters. Functions take plain tensors or ShardTensors and return 
 file a family of scores.
 """
 
-from apps.metrics.ensembles import ensemble_scores, ensemble_sums, rank_scores, rank_sums
+from apps.metrics.ensembles import ensemble_scores, ensemble_sums, matched_mean, rank_scores, rank_sums
 from apps.metrics.errors import error_scores, error_sums
 from apps.metrics.events import event_scores, event_sums
 from apps.metrics.intervals import drawn, draws, limits
-from apps.metrics.neighborhoods import fraction_scores, fraction_sums
+from apps.metrics.neighborhoods import (
+    fraction_scores,
+    fraction_sums,
+    matched_fraction_scores,
+    matched_fraction_sums,
+)
 from apps.metrics.spectra import bands, spectrum_scores, spectrum_sums
 from apps.metrics.sums import add, reduce
 
@@ -20,6 +25,7 @@ _FAMILIES = {  # a sum that each family has, and no other
     "ranks": rank_scores,
     "happened": event_scores,
     "fraction_error": fraction_scores,
+    "matched_fraction_error": matched_fraction_scores,
     "power": spectrum_scores,
 }
 
@@ -33,6 +39,8 @@ __all__ = [
     "event_sums",
     "fraction_sums",
     "limits",
+    "matched_fraction_sums",
+    "matched_mean",
     "rank_sums",
     "reduce",
     "scores",

@@ -1,4 +1,6 @@
-"""Whether members are draws from what may happen: CRPS, spread against skill, rank histogram."""
+"""Whether members are draws from what may happen: CRPS, spread and skill, ranks; and their matched mean."""
+
+import math
 
 import torch
 
@@ -34,6 +36,19 @@ def rank_sums(members, truth, valid):
     pairs = torch.bincount(below * (m + 1) + ties, minlength=(m + 1) ** 2).view(m + 1, m + 1).double()
     pairs = pairs / torch.arange(1, m + 2, device=pairs.device)
     return {"ranks": torch.stack([sum(pairs[b, k - b :].sum() for b in range(k + 1)) for k in range(m + 1)])}
+
+
+def matched_mean(members, known):
+    """The probability-matched mean of (member, y, x): the order of their mean, the values of the members; (y, x).
+
+    Of the M n values at the n ``known`` points (y, x), in order, every Mth is taken, from the middle of its M (Ebert
+    2001); equal means follow each other by rows and columns. NaN where not known. Plain tensors.
+    """
+    count, inside = members.shape[0], members[:, known]
+    values = inside.reshape(-1).sort().values[count // 2 :: count]
+    placed = torch.empty_like(values)
+    placed[inside.mean(0).argsort(stable=True)] = values
+    return members.new_full(members.shape[1:], math.nan).masked_scatter(known, placed)
 
 
 def ensemble_scores(s):

@@ -3,7 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from apps.metrics.sums import part, total
+from apps.metrics.ensembles import matched_mean
+from apps.metrics.sums import alike, mine, part, total, whole
 
 
 def fraction_sums(members, truth, valid, thresholds, windows, below=False):
@@ -25,6 +26,20 @@ def fraction_sums(members, truth, valid, thresholds, windows, below=False):
     return {key: torch.stack(c, 1) for key, c in zip(("fraction_error", "fraction_worst"), zip(*columns))}
 
 
+def matched_fraction_sums(members, truth, valid, known, thresholds, windows, below=False):
+    """The same of one field in place of an ensemble: of its probability-matched mean over the ``known`` points (y, x).
+
+    A fraction of many members is a chance, and where little can be foreseen the best chances are low ones; one field
+    with the values of a member is what a field of one member is fairly compared with. Of one member it is that member.
+    The values of the whole map are put in order, so each rank of a cut map gathers them.
+    """
+    field = members
+    if members.shape[0] > 1:
+        field = alike(mine(matched_mean(whole(members), whole(known)), members)[None], members[:1])
+    sums = fraction_sums(field, truth, valid, thresholds, windows, below)
+    return {f"matched_{key}": value for key, value in sums.items()}
+
+
 def _window_mean(x, window):
     if window % 2 == 0:
         raise ValueError(f"a window of {window} cells has no centre: choose an odd width")
@@ -36,3 +51,8 @@ def _window_mean(x, window):
 def fraction_scores(s):
     """FSS by threshold and window: 1 where the fractions agree, 0 where they never meet."""
     return {"fss": 1 - s["fraction_error"] / s["fraction_worst"]}
+
+
+def matched_fraction_scores(s):
+    """The same of the probability-matched mean."""
+    return {"fss_matched_mean": 1 - s["matched_fraction_error"] / s["matched_fraction_worst"]}

@@ -4,8 +4,7 @@ import math
 
 import torch
 
-from apps.metrics.sums import alike, part, total
-from core import ShardTensor
+from apps.metrics.sums import alike, mine, part, total
 
 
 def bands(shape):
@@ -27,23 +26,15 @@ def spectrum_sums(fields, valid, edges, zero=0.0, taper=True):
     ny, nx = fields.shape[-2:]
     window = _hann(ny)[:, None] * _hann(nx) if taper else torch.ones(ny, nx, dtype=torch.float64)
     norm = (window**2).sum()
-    x = torch.where(part(valid), part(fields).double() - zero, 0) * _mine(window, fields)
+    x = torch.where(part(valid), part(fields).double() - zero, 0) * mine(window, fields)
     waves = torch.fft.fft2(alike(x, fields))
     power = part(waves).abs().square().mean(0) / norm
-    at = torch.bucketize(_mine(_wavenumbers(ny, nx), waves), torch.tensor(edges, device=power.device), right=True)
+    at = torch.bucketize(mine(_wavenumbers(ny, nx), waves), torch.tensor(edges, device=power.device), right=True)
     masks = [at == i for i in range(1, len(edges))]
     return {
         "power": torch.stack([total(torch.where(mask, power, 0)) for mask in masks]),
         "waves": torch.stack([total(mask) for mask in masks]),
     }
-
-
-def _mine(plane, like):
-    """The part of a whole plane (y, x) that belongs to this rank's part of ``like`` (..., y, x), on its device."""
-    if isinstance(like, ShardTensor):
-        rows, columns = (slice(*like.spec.local_range(like.ndim + dim)) for dim in (-2, -1))
-        plane = plane[rows, columns]
-    return plane.to(part(like).device)
 
 
 def _hann(n):

@@ -16,6 +16,19 @@ def alike(local, x):
     return ShardTensor(local, x.spec) if isinstance(x, ShardTensor) else local
 
 
+def whole(x):
+    """All of a ShardTensor, on every rank; a plain tensor itself."""
+    return x.full_tensor() if isinstance(x, ShardTensor) else x
+
+
+def mine(plane, like):
+    """This rank's part of a whole ``plane`` (y, x), cut as ``like`` (..., y, x) is, on its device."""
+    if isinstance(like, ShardTensor):
+        rows, columns = (slice(*like.spec.local_range(like.ndim + dim)) for dim in (-2, -1))
+        plane = plane[rows, columns]
+    return plane.to(part(like).device)
+
+
 def total(x, dims=None):
     """Sum in fp64 over ``dims``, all when None."""
     return x.sum(dtype=torch.float64) if dims is None else x.sum(dims, dtype=torch.float64)

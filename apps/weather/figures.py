@@ -53,21 +53,22 @@ def draw_events(path, results, channel):
 
 
 def draw_neighborhoods(path, results, channel):
-    """FSS by threshold: against lead in the second window, and against the window at the last lead."""
+    """FSS by threshold: against lead in the second window, also of the matched mean, and against the window at last."""
     names, km = event_names(results, channel), results["windows"]["km"]
-    figure, axes = new_figure(2, len(names), _width(names), 5.4)
+    figure, axes = new_figure(3, len(names), _width(names), 8.0)
     window = min(1, len(km) - 1)
-    for i, (above, under, name) in enumerate(zip(axes[0], axes[1], names)):
-        _against_lead(above, results, channel, "fss", i, window)
-        above.set(title=f"{name}, {km[window]:.0f} km", ylim=(0, 1))
+    for i, (above, matched, under, name) in enumerate(zip(*axes, names)):
+        for ax, score in ((above, "fss"), (matched, "fss_matched_mean")):
+            _against_lead(ax, results, channel, score, i, window)
+            ax.set(title=f"{name}, {km[window]:.0f} km", ylim=(0, 1))
         for source, value, low, high in _curves(results, channel, "fss"):
             _line(under, source, km, value[-1, i], low[-1, i], high[-1, i])
         under.set(xscale="log", xlabel="window (km)", ylim=(0, 1), title=f"{name}, {_lead(results, -1)}")
         under.set_xticks(km, [f"{v:.0f}" for v in km])
         under.minorticks_off()
         under.grid(alpha=0.3)
-    for row in axes:
-        row[0].set_ylabel("FSS")
+    for row, label in zip(axes, ("FSS", "FSS of the matched mean", "FSS")):
+        row[0].set_ylabel(label)
     return _finish(figure, axes[0][0], path)
 
 
@@ -243,7 +244,8 @@ CHAPTERS = {  # name of the file: drawing, title, caption
     "neighborhoods": (
         draw_neighborhoods,
         "Events nearby",
-        "Fractions skill score: how well the share of a window that an event covers was foreseen; higher is better.",
+        "Fractions skill score: how well the share of a window that an event covers was foreseen; higher is better. "
+        "Above of the share of members, then of one field, the matched mean; below by the width of the window.",
     ),
     "probabilities": (
         draw_probabilities,

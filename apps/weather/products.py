@@ -4,7 +4,9 @@ Fields are (member, y, x), NaN where nothing is known; it stays NaN, and neighbo
 """
 
 import numpy as np
+import torch
 
+from apps import metrics
 from apps.weather.events import EVENTS
 
 RADAR = ("refc", "refb")
@@ -62,18 +64,9 @@ def make(channel, members, km):
 
 
 def matched_mean(members):
-    """The field that has the order of the ensemble mean and the values of the members (Ebert 2001): (y, x).
-
-    Of the M n values of all members, in order, every Mth is taken, from the middle of its M.
-    """
-    known = np.isfinite(members).all(0)
-    out, count = np.full(members.shape[1:], np.nan), members.shape[0]
-    values = np.sort(members[:, known].ravel())[count // 2 :: count]
-    order = np.argsort(members[:, known].mean(0), kind="stable")
-    placed = np.empty_like(values)
-    placed[order] = values
-    out[known] = placed
-    return out
+    """`apps.metrics.matched_mean` of the points where all members are known: (y, x)."""
+    known = torch.from_numpy(np.isfinite(members).all(0))
+    return metrics.matched_mean(torch.from_numpy(members), known).numpy()
 
 
 def near_share(chance, known, km):

@@ -15,6 +15,11 @@ th,td{padding:.25rem .7rem;border-bottom:1px solid #ccc;text-align:right}
 th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}img{max-width:100%;height:auto}figure{margin:1.5rem 0}
 figcaption{color:#444;max-width:60rem}pre{white-space:pre-wrap;font-size:13px}"""
 
+MATCHED = (
+    " FSS takes the share of members, a chance, and chances are low where little can be foreseen. FSS of the matched "
+    "mean takes one field of each forecast, with the places of the mean and the values of the members: like against "
+    "like. Of a forecast without members both are the same."
+)
 MARKS = {"+": " ▲", "-": " ▼", " ": ""}
 
 
@@ -58,10 +63,13 @@ def _table(results, channel):
     if names:
         main, window = len(names) // 2, min(1, len(results["windows"]["km"]) - 1)
         where = f"{names[main]}, {results['windows']['km'][window]:.0f} km"
-        rows += [(f"FSS ({where})", "fss", (main, window), False), (f"CSI ({names[main]})", "csi", (main,), False)]
+        rows += [(f"FSS ({where})", "fss", (main, window), False)]
+        rows += [(f"FSS of the matched mean ({where})", "fss_matched_mean", (main, window), False)]
+        rows += [(f"CSI ({names[main]})", "csi", (main,), False)]
     head = "".join(f"<th>+{lead:.0f} min</th>" for lead in results["lead_minutes"])
     body = "".join(_rows(results, channel, *row) for row in rows)
     note = "▲ the model is better than this baseline, ▼ worse: the interval of the difference leaves zero out."
+    note += MATCHED if names else ""
     return f"<table><tr><th></th><th></th>{head}</tr>{body}</table><p>{note}</p>"
 
 

@@ -5,7 +5,7 @@ Top level (schema "shardfield-verification-1"); a list over leads unless it says
     cases            starting times, ISO, UTC; lead_minutes: minutes after them; split of the archive
     members          {source: members}; sources are "model" and the baselines
     units, long_names, events    {channel: unit}, {channel: what it is}, {channel: {"thresholds": [...], "below": bool}}
-    windows          {"cells": [...], "km": [...]}, of fss
+    windows          {"cells": [...], "km": [...]}, of fss and fss_matched_mean
     wavelengths_km   upper and lower end of each band of the spectra, [[...], [...]]
     scores           {channel: {source: {score: [lead] or [lead][threshold] or [lead][threshold][window] ...}}}
     intervals        the same with {"low", "high"} in place of a list: 95 % of the draws of the bootstrap

@@ -36,7 +36,7 @@ def score_case(ensemble, frames, index, config, baselines, hrrr=None, draw=False
             sources |= {name: fields[channel][lead] for name, fields in carried.items() if channel in fields}
             for part, where in _parts(channel, frames, time, valid):
                 score = _score if part == channel else _errors
-                for name, value in score(sources, seen[c], where, channel, frames.facts).items():
+                for name, value in score(sources, seen[c], where, known[c], channel, frames.facts).items():
                     rows.setdefault(f"{part}/{name}", []).append(value)
             if draw:
                 panel = panels.setdefault(channel, {})
@@ -60,7 +60,7 @@ def _parts(channel, frames, time, valid):
     return [(name, valid & where) for name, where in zip(names, lit)]
 
 
-def _score(sources, truth, valid, channel, facts):
+def _score(sources, truth, valid, known, channel, facts):
     """Sums {"source/name": ...} of all sources of one channel, and the spectrum of the truth as source "observed"."""
     c, edges = facts.channels.index(channel), metrics.bands(facts.shape)
     floor = facts.floor[c]
@@ -68,31 +68,34 @@ def _score(sources, truth, valid, channel, facts):
     out, truth = {}, _settled(truth, floor)
     for source, members in sources.items():
         members = _settled(members, floor)
-        sums = score_field(members, truth, valid, EVENTS.get(channel))
+        sums = score_field(members, truth, valid, known, EVENTS.get(channel))
         sums |= metrics.spectrum_sums(members, valid, edges, zero)
         out |= {f"{source}/{name}": value for name, value in sums.items()}
     seen = metrics.spectrum_sums(truth[None], valid, edges, zero)
     return out | {f"observed/{name}": value for name, value in seen.items()}
 
 
-def _errors(sources, truth, valid, channel, facts):
+def _errors(sources, truth, valid, known, channel, facts):
     """Sums of errors and ensembles only, {"source/name": ...}."""
     return {f"{source}/{name}": value for source, members in sources.items()
-            for name, value in score_field(members, truth, valid, None, ranks=False).items()}  # fmt: skip
+            for name, value in score_field(members, truth, valid, known, None, ranks=False).items()}  # fmt: skip
 
 
-def score_field(members, truth, valid, events, ranks=True):
+def score_field(members, truth, valid, known, events, ranks=True):
     """Sums of an ensemble (member, y, x) against (y, x). Errors are those of the ensemble mean.
 
+    known: points of which there is a forecast; valid: those of them that are scored, where the truth was seen too.
     events: `Events`, or None where the channel has none. A point where a member is NaN does not count.
     """
-    valid = valid & members.isfinite().all(0)
+    valid, known = (where & members.isfinite().all(0) for where in (valid, known))
     sums = metrics.error_sums(members.mean(0), truth, valid) | metrics.ensemble_sums(members, truth, valid)
     if ranks and members.shape[0] > 1:
         sums |= metrics.rank_sums(members, truth, valid)
     if events is not None:
         sums |= metrics.event_sums(members, truth, valid, events.thresholds, events.below)
-        sums |= metrics.fraction_sums(members, truth, valid, events.thresholds, WINDOWS, events.below)
+        nearby = events.thresholds, WINDOWS, events.below
+        sums |= metrics.fraction_sums(members, truth, valid, *nearby)
+        sums |= metrics.matched_fraction_sums(members, truth, valid, known, *nearby)
     return sums
 
 
