@@ -191,67 +191,76 @@ def _segments(sizes, wanted):
     return _Segments(tuple(table))
 
 
-def _start_trade(x, sent, received, group):
-    """Sends rows of ``x``, a list of (peer, first row, rows); what is returned waits for those received, a list of
-    (peer, rows), and gives them."""
-    shape = x.shape[1:]
-    unit = shape.numel()
+def _start_trade(tensors, sent, received, group):
+    """Sends rows of ``tensors``, a list of (peer, first row, rows), those of all in one message; what is returned waits
+    for those received, a list of (peer, rows), and gives them: for each of that list the rows of every tensor."""
+    units = [t.shape[1:].numel() for t in tensors]
     counts = [[0] * group.size, [0] * group.size]
     for side, table in enumerate(([(p, n) for p, _, n in sent], received)):
         for peer, n in table:
-            counts[side][peer] += n * unit
-    parts = [x[first : first + n].reshape(-1) for _, first, n in sent] or [x.new_empty(0)]
+            counts[side][peer] += n * sum(units)
+    parts = [t[first : first + n].reshape(-1) for _, first, n in sent for t in tensors] or [tensors[0].new_empty(0)]
     flat = torch.cat(parts) if len(parts) > 1 else parts[0]
-    coming, lengths = _start_all_to_all(flat, counts[1], counts[0], group), [n for _, n in received]
-    return lambda: [t.view(n, *shape) for n, t in zip(lengths, coming().split([n * unit for n in lengths]))]
-
-
-def start_exchange(x, dim, sizes, wanted, group):
-    """:func:`exchange` without autograd, of tuples. Sends now; what is returned waits for the rows and gives them."""
-    segments, rows = _segments(sizes, wanted), sum(max(b - a, 0) for a, b in wanted[group.rank])
-    x = x.movedim(dim, 0)
-    sent, received = segments.sent(group.rank), segments.received(group.rank)
-    trade = [(s[1], s[2], s[3]) for s in sent], [(s[0], s[3]) for s in received]
-    coming = _start_trade(x, *trade, group) if segments.travel() else list
-    out = x.new_empty((rows, *x.shape[1:]))
-    for _, _, start, n, at in segments.kept(group.rank):
-        out[at : at + n] = x[start : start + n]
+    coming, shapes = _start_all_to_all(flat, counts[1], counts[0], group), [t.shape[1:] for t in tensors]
 
     def there():
-        for part, (_, _, _, n, at) in zip(coming(), received):
-            out[at : at + n] = part
-        return out.movedim(0, dim)
+        parts = iter(coming().split([n * unit for _, n in received for unit in units]))
+        return [[next(parts).view(n, *shape) for shape in shapes] for _, n in received]
 
     return there
 
 
-def start_return(grad, dim, sizes, wanted, group):
+def start_exchange(tensors, dim, sizes, wanted, group):
+    """:func:`exchange` without autograd of tensors that travel in one message; sizes and ranges are tuples. Sends now;
+    what is returned waits for the rows and gives them."""
+    segments, rows = _segments(sizes, wanted), sum(max(b - a, 0) for a, b in wanted[group.rank])
+    tensors = [t.movedim(dim, 0) for t in tensors]
+    sent, received = segments.sent(group.rank), segments.received(group.rank)
+    trade = [(s[1], s[2], s[3]) for s in sent], [(s[0], s[3]) for s in received]
+    coming = _start_trade(tensors, *trade, group) if segments.travel() else list
+    out = [t.new_empty((rows, *t.shape[1:])) for t in tensors]
+    for _, _, start, n, at in segments.kept(group.rank):
+        for o, t in zip(out, tensors):
+            o[at : at + n] = t[start : start + n]
+
+    def there():
+        for parts, (_, _, _, n, at) in zip(coming(), received):
+            for o, part in zip(out, parts):
+                o[at : at + n] = part
+        return [o.movedim(0, dim) for o in out]
+
+    return there
+
+
+def start_return(grads, dim, sizes, wanted, group):
     """The transpose of :func:`start_exchange`: sends the gradient of each row home. What is returned waits for those of
-    the own rows, and adds them to the tensor of own rows that it is given."""
-    segments, grad = _segments(sizes, wanted), grad.movedim(dim, 0)
+    the own rows, and adds them to the tensors of own rows that it is given."""
+    segments, grads = _segments(sizes, wanted), [g.movedim(dim, 0) for g in grads]
     sent, received = segments.received(group.rank), segments.sent(group.rank)
     trade = [(s[0], s[4], s[3]) for s in sent], [(s[1], s[3]) for s in received]
-    coming = _start_trade(grad, *trade, group) if segments.travel() else list
+    coming = _start_trade(grads, *trade, group) if segments.travel() else list
 
-    def add_to(out):
-        rows = out.movedim(dim, 0)
+    def add_to(tensors):
+        rows = [t.movedim(dim, 0) for t in tensors]
         for _, _, start, n, at in segments.kept(group.rank):
-            rows[start : start + n] += grad[at : at + n]
-        for part, (_, _, start, n, _) in zip(coming(), received):
-            rows[start : start + n] += part
-        return out
+            for r, grad in zip(rows, grads):
+                r[start : start + n] += grad[at : at + n]
+        for parts, (_, _, start, n, _) in zip(coming(), received):
+            for r, part in zip(rows, parts):
+                r[start : start + n] += part
+        return tensors
 
     return add_to
 
 
 def send_exchange(x, dim, sizes, wanted, group):
-    return start_exchange(x, dim, tuple(sizes), tuple([tuple(ranges) for ranges in wanted]), group)()
+    return start_exchange([x], dim, tuple(sizes), tuple([tuple(ranges) for ranges in wanted]), group)()[0]
 
 
 def _send_return(grad, dim, sizes, wanted, group):
     rows = grad.movedim(dim, 0)
     rows = rows.new_zeros((sizes[group.rank], *rows.shape[1:])).movedim(0, dim)
-    return start_return(grad, dim, sizes, wanted, group)(rows)
+    return start_return([grad], dim, sizes, wanted, group)([rows])[0]
 
 
 def send_all_to_all(x, cut_dim, join_dim, cut_sizes, join_sizes, group):

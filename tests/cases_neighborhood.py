@@ -73,8 +73,8 @@ def piecewise(fn):
     return run
 
 
-def coming_again(fn):
-    """The rows of others come again for the backward pass, however few they are."""
+def in_pieces(fn):
+    """What needs own rows only is computed while others travel, however few they are."""
 
     def run(*args, **kwargs):
         most, around._most_kept = around._most_kept, 0
@@ -113,5 +113,8 @@ neighbourhood(
 )
 neighbourhood("piecewise", (4, 3), GRID, (1, 2), ((1, 2),), dilation=(2, 1), called=piecewise)
 neighbourhood("piecewise_3d", (3, 2, 3), (1, 7, 4, 5, 1, 2), (1, 2), ((2, 1),), called=piecewise)
-neighbourhood("again", (5, 3), GRID, (1, 2), ((1, 2), (2, 1)), wire=("all_to_all",), called=coming_again)
-neighbourhood("again_causal", 3, GRID, (1, (None, 1, 1)), (), dilation=2, is_causal=(0, 1), called=coming_again)
+neighbourhood("pieces", (5, 3), GRID, (1, 2), ((1, 2), (2, 1)), wire=("all_to_all",), called=in_pieces)
+neighbourhood("pieces_causal", 3, GRID, (1, (None, 1, 1)), (), dilation=2, is_causal=(0, 1), called=in_pieces)
+neighbourhood("pieces_1d", 5, ROW, (1,), ((1, 2),), called=in_pieces)
+neighbourhood("pieces_dilated", 2, (2, 27, 2, 4), (1,), (), dilation=3, called=in_pieces)
+neighbourhood("pieces_whole_grid", (9, 11), GRID, (1,), ((1, 2),), called=in_pieces)

@@ -6,7 +6,9 @@ the same tiles.
 """
 
 import json
+from types import SimpleNamespace
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -59,7 +61,7 @@ def test_against_tiles(errors, name):
     assert len(errors[name]) == 4 and max(errors[name]) < TOLERANCE[CASES[name].dtype], errors[name]
 
 
-@pytest.mark.parametrize("name", ["strided", "autocast", "compiled", "again"])
+@pytest.mark.parametrize("name", ["strided", "autocast", "compiled", "pieces"])
 def test_ways_to_call_it(errors, name):
     assert max(errors[name]) < TOLERANCE["float16" if name == "autocast" else "float32"], errors[name]
 
@@ -98,10 +100,56 @@ def _both(function, tensors, wanted=None, dtype=torch.float64):
     return _far(found[1], found[0])
 
 
+class _TwoRanks(torch.autograd.Function):
+    """Attention in pieces on two ranks, one after the other: rows of others are cut from the whole, and gradients of
+    these are added to its own."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        from core.ops.around import Around, Halo
+        from core.ops.windows import Axis, Window
+
+        window, n = Window(4, 1, False, q.shape[1]), q.shape[1] // 2
+        reach, across = (window.reach(0, n), window.reach(n, 2 * n)), Window(3, 1, False, q.shape[2])
+        ctx.leaves, ctx.outs, ctx.messages = [], [], _Messages(k, v)
+        for rank, (low, high) in enumerate(reach):
+            own = [t[:, rank * n : rank * n + n].detach().requires_grad_() for t in (q, k, v)]
+            axes = Axis(window, rank * n, n, low, high - low), Axis(across, 0, q.shape[2], 0, q.shape[2])
+            halo = Halo(1, (n, n), reach, SimpleNamespace(rank=rank, size=2))
+            with torch.enable_grad(), patch("core.ops.around.c", ctx.messages):
+                ctx.outs.append(Around.apply(*own, [halo], None, axes, 0.4))
+            ctx.leaves.append(own)
+        return torch.cat(ctx.outs, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        found = []
+        with patch("core.ops.around.c", ctx.messages):
+            for out, leaves, part in zip(ctx.outs, ctx.leaves, grad.chunk(2, 1)):
+                found.append(torch.autograd.grad(out, leaves, part))
+        dq, dk, dv = (torch.cat(parts, 1) for parts in zip(*found))
+        return dq, dk + ctx.messages.home[0], dv + ctx.messages.home[1]
+
+
+class _Messages:
+    def __init__(self, *whole):
+        self.whole, self.home = whole, [torch.zeros_like(t) for t in whole]
+
+    def start_exchange(self, tensors, dim, sizes, wanted, group):
+        rows = wanted[group.rank]
+        return lambda: [torch.cat([t[:, low:high] for low, high in rows], 1) for t in self.whole]
+
+    def start_return(self, grads, dim, sizes, wanted, group):
+        rows = wanted[group.rank]
+        for total, grad in zip(self.home, grads):
+            for (low, high), part in zip(rows, grad.split([high - low for low, high in rows], 1)):
+                total[:, low:high] += part
+        return lambda tensors: tensors
+
+
 def _interpreted():
     from core import neighborhood_attention
     from core.kernels import neighborhood
-    from core.ops.around import Around
     from core.ops.neighborhood import _attention
 
     table, far = neighborhood.CONFIGS, {}
@@ -126,10 +174,8 @@ def _interpreted():
         far["autocast"] = _both(lambda *t: neighborhood_attention(*t, 3), x.unbind())
     step = torch.compile(lambda *t: neighborhood_attention(*t, (3, 4)), fullgraph=True, backend="aot_eager")
     far["compiled"] = _both(step, x.unbind(), lambda *t: neighborhood_attention(*t, (3, 4)))
-    tensors, axes = _drawn(Case((1, 6, 7, 2, 4), (3, 4), (1, 1), (0, 0)))
-    far["again"] = _both(
-        lambda *t: Around.apply(*t, (), None, axes, 0.4), tensors, lambda *t: _attention(*t, axes, 0.4)
-    )
+    grids = torch.randn(3, 1, 14, 6, 2, 4).unbind()
+    far["pieces"] = _both(_TwoRanks.apply, grids, lambda *t: neighborhood_attention(*t, (4, 3), scale=0.4))
     return far
 
 

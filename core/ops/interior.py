@@ -99,9 +99,9 @@ def forward(how, x, weight, bias=None, *args, **kwargs):
     if how.halo is None:
         return [_convolved(how.call, x, weight, bias)]
     dim, sizes, wanted, group, borders = how.halo
-    coming = c.start_exchange(x, dim, sizes, wanted, group)
+    coming = c.start_exchange([x], dim, sizes, wanted, group)
     out, *others = forward(how.own, x, weight, bias)
-    foreign = coming().contiguous(memory_format=memory_format_of(x))
+    foreign = coming()[0].contiguous(memory_format=memory_format_of(x))
     taken = [foreign]
     for border in borders:
         strip = _strip(border, dim, _rows(x, dim, border.own), foreign)
@@ -134,13 +134,13 @@ def _gradients(how, grad, taken, mask, x, weight):
         terms.append(to_weight)
         if mask[0]:
             _rows(home, dim, border.foreign).copy_(_foreign_part(border, dim, to_strip))
-    add_theirs = c.start_return(home, dim, sizes, wanted, group) if mask[0] else None
+    add_theirs = c.start_return([home], dim, sizes, wanted, group) if mask[0] else None
     found = _gradients(how.own, grad, taken, mask, x, weight)
     if mask[1]:
         for term in terms:
             found[1].add_(term)
     if mask[0]:
-        add_theirs(found[0])
+        add_theirs(found[:1])
     return found
 
 

@@ -23,7 +23,7 @@ from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
 from core.kernels import Neighborhood, has_kernel, natten
-from core.ops.around import Around, Halo, comes_again, fetched
+from core.ops.around import Around, Halo, fetched, in_pieces
 from core.ops.block import result_dtype
 from core.ops.graph import operator
 from core.ops.pointwise import meet, operand
@@ -88,7 +88,7 @@ def rule(func, q, k, v, kernel_size, dilation=1, is_causal=False, scale=None):
     def local(q, k, v, *args, **kwargs):
         if cut:
             q, k, v = _alike(q, k, v)
-            if torch.is_grad_enabled() and comes_again(k, cut):
+            if in_pieces(q, k, cut, q.shape[-1] ** -0.5 if scale is None else scale):
                 return Around.apply(q, k, v, cut, _attention, tuple(axes), scale)
             k, v = fetched(k, v, cut).chunk(2, -1)
         return _attention(q, k, v, tuple(axes), scale)
