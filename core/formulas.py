@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from core.kernels import has_column_kernel
 from core.precision import widens
 
 aten = torch.ops.aten
@@ -49,7 +50,13 @@ def _linear(x, weight, bias=None):
 def _linear_backward(grad, extra, wanted, x, weight, bias=None):
     grad_x = grad @ weight.to(grad.dtype) if wanted[0] else None
     grad_weight = _rows(grad).mT @ _rows(x) if wanted[1] else None
-    return [grad_x, grad_weight, *(_rows(grad).sum(0) if w else None for w in wanted[2:])]
+    return [grad_x, grad_weight, *(_sum_of_rows(_rows(grad)) if w else None for w in wanted[2:])]
+
+
+def _sum_of_rows(grad):
+    if has_column_kernel(grad):
+        return torch.ops.core.column_sums(grad, None, None, None)[0].to(grad.dtype)
+    return grad.sum(0)
 
 
 # of a matrix of weights
@@ -61,8 +68,12 @@ def _layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
 
 
 def _layer_norm_backward(grad, extra, wanted, x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    mask = [*wanted, *[False] * (3 - len(wanted))]
-    return aten.native_layer_norm_backward(grad, x, _sizes(shape), *extra, weight, bias, mask)[: len(wanted)]
+    mask, sizes, together = [*wanted, *[False] * (3 - len(wanted))], _sizes(shape), None
+    if any(mask[1:]) and len(sizes) == 1 and has_column_kernel(_rows(grad), _rows(x)):
+        found = torch.ops.core.column_sums(_rows(grad), _rows(x), *(t.flatten() for t in extra)).to(weight.dtype)
+        mask, together = [mask[0], False, False], [found[1], found[0]]
+    found = aten.native_layer_norm_backward(grad, x, sizes, *extra, weight, bias, mask)
+    return [found[0], *(together or found[1:])][: len(wanted)]
 
 
 def _sizes(shape):

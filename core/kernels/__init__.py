@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from core.ops.windows import Axis, Window
 
-MOST_CHANNELS = 256
+MOST_CHANNELS, LEAST_ROWS = 256, 2**12
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DTYPES = torch.float16, torch.bfloat16, torch.float32
 _planned = False
@@ -26,6 +26,7 @@ _library.define(
     "neighborhood_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, int[] axes, float scale)"
     " -> (Tensor, Tensor, Tensor)"
 )
+_library.define("column_sums(Tensor grad, Tensor? x, Tensor? mean, Tensor? rstd) -> Tensor")
 
 
 @cache
@@ -33,10 +34,20 @@ def _there():
     return find_spec("triton") is not None
 
 
+def _reads(t):
+    """Whether kernels read such tensors."""
+    here = t.device.type == "cuda" or ((_INTERPRETED or _planned) and t.device.type == "cpu")
+    return here and t.dtype in _DTYPES and (_planned or _there())
+
+
 def has_kernel(q, scale):
     """Whether attention of these queries over neighbourhoods has a kernel."""
-    here = q.device.type == "cuda" or ((_INTERPRETED or _planned) and q.device.type == "cpu")
-    return here and q.dtype in _DTYPES and q.shape[-1] <= MOST_CHANNELS and scale > 0 and (_planned or _there())
+    return _reads(q) and q.shape[-1] <= MOST_CHANNELS and scale > 0
+
+
+def has_column_kernel(*matrices):
+    """Whether sums over the rows of these have a kernel, which is faster than torch's own where there are many."""
+    return all(t.shape[0] >= LEAST_ROWS and t.is_contiguous() and _reads(t) for t in matrices)
 
 
 def is_gpu(device):
@@ -114,9 +125,21 @@ def _backward(grad, q, k, v, out, sums, axes, scale):
     return dq, dk, dv
 
 
+def _column_sums(grad, x, mean, rstd):
+    from core.kernels import columns
+
+    return columns.sums(grad, x, mean, rstd)
+
+
 for _kind in ("CUDA", "CPU"):
+    _library.impl("column_sums", _column_sums, _kind)
     _library.impl("neighborhood_forward", _forward, _kind)
     _library.impl("neighborhood_backward", _backward, _kind)
+
+
+@torch.library.register_fake("core::column_sums", lib=_library)
+def _(grad, x, mean, rstd):
+    return grad.new_empty(1 + (x is not None), grad.shape[1], dtype=torch.float32)
 
 
 @torch.library.register_fake("core::neighborhood_forward", lib=_library)
