@@ -5,6 +5,7 @@ import os
 from math import log
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,13 +14,16 @@ from torch.distributed.tensor import Shard
 
 from apps.aero.model import ModelConfig
 from apps.aero.model import Transolver as Ours
-from benchmarks import car, largest, many, scaling, scaling_model, stream, suites
+from benchmarks import car, largest, many, scaling, scaling_model, storm_bound, stream, suites
 from benchmarks.measure import forward_and_step
 from benchmarks.models import Transolver, ViT
 from benchmarks.wire import Tape
 from core import scatter_tensor
 from core.devices import FITTED, device_named
 from core.gradients import gather_in_buckets
+from data.weather.archive import WeatherReader
+from data.weather.grid import hrrr_crop
+from data.weather.synthetic import Storms, build_synthetic
 
 
 def with_a_tape(meshes):
@@ -207,3 +211,31 @@ def test_what_one_rank_cannot_hold_is_compared_point_by_point():
         "Transolver recomputed 400": row(400, 0, 40),
     }
     assert list(car.summary(rows).values()) == [10 / 16, 30 / 40, 60 / 80]
+
+
+# -- what could be reached on the made storms -------------------------------------------------------------------------
+STORMS = Storms(("refc",), days=4, frames=8, hole=False)
+
+
+@pytest.mark.parametrize("number", [0, 3])  # the last one is of the other regime
+def test_the_law_of_a_day_is_the_one_that_its_cells_were_drawn_from(number):
+    day = storm_bound.Day(STORMS, hrrr_crop(2, slice(216, 242), slice(420, 441)), number)
+    made, again = day.sky, day.cells(np.random.default_rng(0), 20_000, np.zeros(20_000))
+    n = len(made.birth)
+    for own, centre in ((made.x0, day.cx), (made.y0, day.cy)):
+        assert np.std(own - centre[day.home]) == pytest.approx(45, rel=4 / np.sqrt(n))
+    away = 1e3 * np.stack([made.x0 - made.x.mean(), made.y0 - made.y.mean()])
+    rest = np.stack([made.vx, made.vy]) - np.array(day.wind)[:, None] - day.shear @ away
+    assert rest.std() == pytest.approx(1.5, rel=4 / np.sqrt(n)) and abs(rest.mean()) < 6 / np.sqrt(n)
+    for name in ("life", "radius", "peak", "stretch", "angle"):
+        own, new = getattr(made, name), again[name]
+        assert abs(own.mean() - new.mean()) < 4 * new.std() / np.sqrt(n), name
+
+
+def test_what_is_known_of_the_storms_bounds_what_can_be_forecast(tmp_path):
+    build_synthetic(tmp_path / "a.zarr", STORMS, hrrr_crop(2, slice(216, 242), slice(420, 441)))
+    reader = WeatherReader(tmp_path / "a.zarr")
+    found = storm_bound.bound(reader, reader.times[[2, 10, 18]], 2, 4)
+    known, tracked = (found[kind]["crps"] for kind in storm_bound.KINDS)
+    assert (known < tracked).all() and known[0] < known[1] < 1 and found["all known"]["fss"][0, 0, 1] > 0.7  # 20 dBZ
+    assert (found["tracked"]["spread_skill"] - 1).abs().max() < 0.4
