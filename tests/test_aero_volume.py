@@ -9,7 +9,7 @@ import torch
 from launch import exit_status
 from torch.distributed.tensor import Shard
 
-from apps.aero import ablate, evaluate, infer, submission, train
+from apps.aero import evaluate, infer, submission, train
 from apps.aero.air import write_air
 from apps.aero.cloud import RunCloud
 from apps.aero.dataset import KINDS, Points, Scaling, rows_of
@@ -294,13 +294,6 @@ def test_curves_are_of_all_ranks(trained, pool):
     assert len(known) > 5
     np.testing.assert_allclose([upper["predicted"][k] - upper["true"][k] for k in known], 0.1, rtol=1e-9)
     assert max(upper["true"][k] for k in known) > 0.4  # the flow stagnates in front
-
-
-@pytest.mark.nightly
-def test_ablations_stand_beside_the_baselines(trained, tmp_path, capsys):
-    found = ablate.main(["--archive", str(trained[1]), "--steps", "1", "--only", "default", "--out", str(tmp_path)])
-    assert set(found) == {"default", "mean_field", "nearest_shape"} and found["default"]["pressure_l2"][0] > 0
-    assert "mean_field" in capsys.readouterr().out and (tmp_path / "ablation.json").exists()
 
 
 def test_a_model_of_surfaces_refuses_a_volume(trained, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import combinations
 from math import log
 from types import SimpleNamespace
 
@@ -14,13 +15,15 @@ from torch.distributed.tensor import Shard
 
 from apps.aero.model import ModelConfig
 from apps.aero.model import Transolver as Ours
-from benchmarks import car, largest, many, scaling, scaling_model, storm_bound, stream, suites
+from apps.cli import parse
+from benchmarks import ablations, car, largest, many, scaling, scaling_model, storm_bound, stream, suites
 from benchmarks.measure import forward_and_step
 from benchmarks.models import Transolver, ViT
 from benchmarks.wire import Tape
 from core import scatter_tensor
 from core.devices import FITTED, device_named
 from core.gradients import gather_in_buckets
+from data.aero.synthetic import synthetic_archive
 from data.weather.archive import WeatherReader
 from data.weather.grid import hrrr_crop
 from data.weather.synthetic import Storms, build_synthetic
@@ -239,3 +242,44 @@ def test_what_is_known_of_the_storms_bounds_what_can_be_forecast(tmp_path):
     known, tracked = (found[kind]["crps"] for kind in storm_bound.KINDS)
     assert (known < tracked).all() and known[0] < known[1] < 1 and found["all known"]["fss"][0, 0, 1] > 0.7  # 20 dBZ
     assert (found["tracked"]["spread_skill"] - 1).abs().max() < 0.4
+
+
+# -- ablations --------------------------------------------------------------------------------------------------------
+def test_every_choice_changes_the_training():
+    for app, base in (("weather", ["--preset", "storms"]), ("aero", ["--preset", "paper", "--slices", "64"])):
+        found = ablations.choices(app, base)
+        config = ablations.CONFIGS[app]
+        others = [parse(config, [*base, *flags]) for flags in found.values()]
+        assert found["default"] == [] and len(found) > 10 and all(a != b for a, b in combinations(others, 2))
+        assert all(other.model(*[3, 4] * (app == "weather")) for other in others)
+    assert "64 slices" not in found and found["points x 4"] == ["--points", "400000"]
+
+
+def test_ablations_do_what_is_missing(tmp_path, capsys):
+    synthetic_archive(tmp_path / "bodies.zarr", runs=6, cells=200)
+    bodies = ["--archive", str(tmp_path / "bodies.zarr"), "--points", "32", "--width", "8", "--layers", "1"]
+    bodies += ["--heads", "1", "--slices", "3"]
+    common = ["--app", "aero", "--seconds", "0.05", "--gpus", "0", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit):  # nothing can be recorded without a GPU
+        ablations.main([*common, "--only", "default", "Transolver++", "--", *bodies, "--capture"])
+    assert "there is none" in capsys.readouterr().out
+    path = tmp_path / "ablations.json"
+    told = json.loads(path.read_text())
+    assert list(told["trainings"]) == ["Transolver++"]  # which goes without
+    path.write_text(json.dumps(told | {"base": bodies}))
+    assert ablations.main([*common, "--only", "Transolver++", "--", *bodies])["trainings"] == told["trainings"]
+    (one,) = told["trainings"]["Transolver++"]
+    log = (tmp_path / "Transolver_0" / "training" / "log.jsonl").read_text().splitlines()
+    last = json.loads(log[-1])
+    assert one["changed"] == ["--plus", "--tied", "--no-capture"] and one["steps"] == last["step"]
+    assert last["validation"].items() <= one.items() and one["pressure_l2"] > 0
+    with pytest.raises(SystemExit):
+        ablations.main([*common, "--only", "default", "--", *bodies, "--batch", "1"])
+    assert "of other trainings" in capsys.readouterr().err
+
+
+def test_the_weather_has_ablations_too(tmp_path):
+    build_synthetic(tmp_path / "a.zarr", Storms(("refc",), days=3, frames=4), hrrr_crop(2, slice(0, 16), slice(0, 16)))
+    flags = ["--history", "1", "--width", "8", "--depth", "1", "--heads", "1", "--kernel", "3", "--sampler-steps", "1"]
+    found = ablations.trained("weather", ["--archive", str(tmp_path / "a.zarr"), *flags], tmp_path, 1, steps=1)
+    assert set(ablations.SHOWN["weather"]) < set(found)

@@ -14,14 +14,19 @@ from core import DistributedManager
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 MODULE = re.compile(r"-m ((?:apps|data|core|benchmarks)(?:\.\w+)+)((?:[^\n|`#]|\\\n)*)")
+OPTION = re.compile(r"(?<!\S)--[\w-]+")
 
 
 def commands():
-    """Module -> options that some page gives it."""
+    """Module -> options that some page gives it; those behind "--" are of the training of ``--app``."""
     found = {}
     for page in PAGES:
         for module, rest in MODULE.findall(page.read_text()):
-            found.setdefault(module, set()).update(re.findall(r"(?<!\S)--[\w-]+", rest))
+            own, _, passed = rest.partition(" -- ")
+            found.setdefault(module, set()).update(OPTION.findall(own))
+            if passed:
+                train = re.search(r"--app (\w+)", own)[1]
+                found.setdefault(f"apps.{train}.train", set()).update(OPTION.findall(passed))
     return sorted(found.items())
 
 

@@ -18,7 +18,7 @@ from apps.aero.model import ModelConfig, Transolver
 from apps.weather import plan as weather
 from apps.weather.model import Denoiser
 from apps.weather.model import ModelConfig as DenoiserConfig
-from benchmarks import scaling_model
+from benchmarks import scaling_model, suites
 from benchmarks.models import Attention, ConvNet, ViT
 from benchmarks.scaling import cases
 from benchmarks.scaling_model import GOAL, MEASURED, shares
@@ -239,6 +239,13 @@ def test_autocast_is_that_of_a_gpu():
         torch.testing.assert_close(wide[2], y.float().softmax(-1))
     with torch.autocast("cpu", torch.bfloat16):
         assert F.layer_norm(F.linear(x, w), (8,)).dtype == torch.bfloat16
+
+
+def test_recomputed_blocks_keep_less_under_autocast_too():
+    """What a block computes once more in the backward pass has the types that it had."""
+    kept, again = (case for case in suites.aero(small=True) if case.name in ("autocast 32", "autocast recomputed 300"))
+    held = [case._replace(shapes=lambda ranks: [(1, 50_000, 6)]).share(2).activations for case in (kept, again)]
+    assert held[1] < 0.7 * held[0]
 
 
 # -- what is counted --------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from core.command import command
 from data.aero.archive import AeroReader
 from data.sharded import read_sharded
 
-SHOWN = ("loss", "pressure_l2", "shear_l2", "Cd_mae", "Cl_mae", "volume_pressure_l2", "velocity_l2")
+SHOWN = ("loss", "pressure_l2", "shear_l2", "Cd_mae", "Cd_r2", "Cl_mae", "volume_pressure_l2", "velocity_l2")
 FIGURE_ROWS = 40_000
 
 
@@ -83,7 +83,7 @@ class FieldTask:
         only = self.checked_on == "heldout"
         cases = judge(model, self.reader, self.scalings, self.checked, self.mesh, only_held_out=only)
         scores = metrics.summary(cases)
-        return {name: scores[name] for name in SHOWN if name in scores}
+        return {name: scores[name] for name in SHOWN if scores.get(name) is not None}
 
     def state(self):
         return {
