@@ -121,6 +121,22 @@ def test_a_model_that_is_told_of_what_none_forecasts_is_refused(folder, trained,
         assert word in capsys.readouterr().err
 
 
+def test_products_in_bf16_stay_near(folder, trained, short, capsys):
+    """Both networks': no value is the same, and all are near; recording needs a GPU."""
+    args = _arguments(folder, trained, "half.zarr", "--no-products", "--precision", "bf16")
+    args[args.index("--steps") + 1] = "1"
+    forecast.main(args)
+    half, full = (xarray.open_zarr(path).isel(lead_time=0).compute() for path in (folder / "half.zarr", short))
+    for name in ("refc", "bt13"):
+        a, b = half[name].values, full[name].values
+        there = np.isfinite(b) & (b > np.nanmin(b))
+        assert (a[there] != b[there]).mean() > 0.5 and np.abs(a - b)[there].mean() < 0.02 * b[there].std()
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit):
+            forecast.main([*args, "--overwrite", "--capture"])
+        assert "--capture records on GPUs" in capsys.readouterr().err
+
+
 def test_the_policy_for_gaps_is_that_of_the_training_unless_told(folder, trained, short, tmp_path, capsys):
     """Stated with the checkpoint, the forecast and the scores; no radar sees all, so all of a frame is too much."""
     states = [checkpoint.read_state(trained[part])["task"]["policy"] for part in ("satellite", "radar")]

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from apps.cli import option
 from apps.weather.diffusion import SOLVERS
 from apps.weather.policy import KINDS
 from apps.weather.stages import chain, load
 from core import InputError
+from core.capture import capture
 
 
 @dataclass(kw_only=True)
@@ -22,6 +25,10 @@ class EnsembleConfig:
     sampler_steps: int | None = option(None, "steps of the sampler; left out: as in training")
     churn: float = option(0.0, "share by which Heun raises the noise before each step; 0: deterministic")
     at_once: int = option(8, "members that the network sees together; fewer need less memory")
+    precision: str = option("fp32", "arithmetic of the networks: that of their weights, or bf16 as in training: faster, "
+                            "less exact, and members hang a little on how ranks are arranged",
+                            choices=("fp32", "bf16"))  # fmt: skip
+    capture: bool = option(False, "record the networks' passes on a GPU and replay them, which costs no Python")
     columns: int = option(1, "of the --domain ranks, how many stand side by side: the grid is then cut both ways")
     missing: str | None = option(None, "what is done about frames with little observed; left out: as in "
                                  "training", choices=KINDS)  # fmt: skip
@@ -30,10 +37,21 @@ class EnsembleConfig:
 
 
 def load_stages(config):
-    """The stages that --checkpoint and --satellite name, with the sampler of the other options."""
+    """The stages that --checkpoint and --satellite name, with the sampler and the arithmetic of the other options.
+
+    Raises:
+        InputError: --capture without a GPU, or what `load` and `chain` refuse.
+    """
+    if config.capture and not torch.cuda.is_available():
+        raise InputError("--capture records on GPUs, and there is none", remedy="Leave it out")
     sampler = dict(steps=config.sampler_steps, churn=config.churn, solver=config.solver)
     last = load(config.checkpoint, **sampler)
-    return chain(last, load(config.satellite, **sampler) if config.satellite else None)
+    stages = chain(last, load(config.satellite, **sampler) if config.satellite else None)
+    for stage in stages:
+        stage.half = config.precision == "bf16"
+        for network in stage.networks() if config.capture else ():
+            capture(network)
+    return stages
 
 
 def policy_of(config, stages):

@@ -78,7 +78,7 @@ def main(argv=None):
 
 def _told(config):
     """What the forecast depends on, as text: how ranks were arranged and where it is written do not count."""
-    arranged = ("domain", "columns", "at_once", "out", "resume", "overwrite")
+    arranged = ("domain", "columns", "at_once", "capture", "out", "resume", "overwrite")
     return json.dumps({name: value for name, value in asdict(config).items() if name not in arranged})
 
 

@@ -65,9 +65,10 @@ def _next(stages, frames, history, at, keys):
     seen, names, made = persistence(history).valid, frames.facts.channels, {}
     for number, stage in enumerate(stages):
         own = [_chosen(frame, [names.index(c) for c in stage.facts.channels]) for frame in history]
-        values = step(stage.network, stage.process, frames, own[-stage.facts.history :], time,
-                      [(*key, number) for key in keys], stage.told,
-                      frames.background(*at, stage.facts.background))  # fmt: skip
+        with torch.autocast(seen.device.type, torch.bfloat16, enabled=stage.half):
+            values = step(stage.network, stage.process, frames, own[-stage.facts.history :], time,
+                          [(*key, number) for key in keys], stage.told,
+                          frames.background(*at, stage.facts.background))  # fmt: skip
         made |= {name: values[:, stage.told + c] for c, name in enumerate(stage.made)}
     values = settled(frames, torch.stack([made[name] for name in names], 1))
     return Observed(torch.where(seen, values, 0), seen)

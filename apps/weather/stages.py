@@ -34,6 +34,11 @@ class Stage:
     policy: Policy  # of its training
     state: dict  # of the checkpoint
     paths: tuple
+    half: bool = False  # products in bf16
+
+    def networks(self):
+        """All of them, experts or the one."""
+        return [network for network, _ in self.network.parts] if isinstance(self.network, Experts) else [self.network]
 
     @property
     def made(self):
