@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard
 from apps.aero.model import ModelConfig
 from apps.aero.model import Transolver as Ours
 from apps.cli import parse
-from benchmarks import ablations, car, largest, many, scaling, scaling_model, storm_bound, stream, suites
+from benchmarks import ablations, car, frames, largest, many, scaling, scaling_model, storm_bound, stream, suites
 from benchmarks.measure import forward_and_step
 from benchmarks.models import Transolver, ViT
 from benchmarks.wire import Tape
@@ -214,6 +214,15 @@ def test_what_one_rank_cannot_hold_is_compared_point_by_point():
         "Transolver recomputed 400": row(400, 0, 40),
     }
     assert list(car.summary(rows).values()) == [10 / 16, 30 / 40, 60 / 80]
+
+
+def test_a_frame_is_timed_by_both_solvers(capsys):
+    """Of both networks together."""
+    seconds = frames.main(["--small", "--steps", "2", "1"])
+    assert list(seconds) == ["heun, 2 steps, 1 ranks", "dpm, 1 steps, 1 ranks"] and min(seconds.values()) > 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    parts = [row["seconds"] for row in rows[:-1] if row["how"].startswith("heun")]
+    assert len(parts) == 2 and sum(parts) == pytest.approx(seconds["heun, 2 steps, 1 ranks"], abs=1e-3)
 
 
 # -- what could be reached on the made storms -------------------------------------------------------------------------

@@ -25,8 +25,8 @@ class EnsembleConfig:
     sampler_steps: int | None = option(None, "steps of the sampler; left out: as in training")
     churn: float = option(0.0, "share by which Heun raises the noise before each step; 0: deterministic")
     at_once: int = option(8, "members that the network sees together; fewer need less memory")
-    precision: str = option("fp32", "arithmetic of the networks: that of their weights, or bf16 as in training: faster, "
-                            "less exact, and members hang a little on how ranks are arranged",
+    precision: str = option("fp32", "arithmetic of the networks: that of their weights, or bf16 as in training: "
+                            "faster, less exact, and members hang a little on how ranks are arranged",
                             choices=("fp32", "bf16"))  # fmt: skip
     capture: bool = option(False, "record the networks' passes on a GPU and replay them, which costs no Python")
     columns: int = option(1, "of the --domain ranks, how many stand side by side: the grid is then cut both ways")
