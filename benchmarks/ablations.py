@@ -14,9 +14,11 @@ differences are noise: ``--seeds`` gives the spread.
 """
 
 import argparse
+import gc
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -82,20 +84,26 @@ def choices(app, base):
 
 # -- one training -----------------------------------------------------------------------------------------------------
 def trained(app, flags, out, seconds, steps=None):
-    """Steps, seconds and scores of a training of so many steps, or of as many as take so many seconds. What it says is
-    in ``said.txt``."""
+    """Steps, seconds and scores of a training of so many steps, or of as many as take so many seconds. Its log stays,
+    and what it says, in ``said.txt``; its weights go."""
     out.mkdir(parents=True, exist_ok=True)
     train = import_module(f"apps.{app}.train").main
     with open(out / "said.txt", "w") as said, redirect_stdout(said), redirect_stderr(said):
         steps = steps or max(1, round(seconds * steps_a_second(app, train, flags, out / "short")))
         start = time.perf_counter()
         result = train([*flags, *counts(steps, max(1, steps // 10)), "--out", str(out / "training")])
-        return {"steps": steps, "seconds": time.perf_counter() - start} | result.scores
+        found = {"steps": steps, "seconds": time.perf_counter() - start} | result.scores
+    for name in ("checkpoints", "best"):
+        shutil.rmtree(out / "training" / name)
+    return found
 
 
 def steps_a_second(app, train, flags, out):
+    """Of a short training of its own, of which nothing stays."""
     train([*flags, *QUICK[app], *counts(SHORT, SHORT // 2), "--out", str(out)])
     rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    shutil.rmtree(out)
+    gc.collect()  # what it recorded must not be given up while the next training records
     return [row["samples_per_s"] for row in rows if "loss" in row][-1] / parse(CONFIGS[app], flags).batch
 
 
