@@ -26,6 +26,7 @@ from benchmarks.models import ViT
 from core import DistributedManager, ShardTensor, set_attention_strategy
 from core.gradients import gather_in_buckets
 from core.meter import Meter
+from core.ops import strategies
 from core.parallelize import param_groups, shard_spatial_params_
 
 
@@ -141,7 +142,7 @@ def main():
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--gib", type=float, help="that a GPU may take; 24, or 0.02 where small")
     parser.add_argument("--only", default="", help="part of the case's name")
-    parser.add_argument("--strategy", default="auto", choices=["auto", "gather", "ring", "heads"], help="of attention")
+    parser.add_argument("--strategy", default="auto", choices=strategies.NAMES, help="of attention")
     parser.add_argument("--ranks", type=int, help="all GPUs of this host; 2 where small")
     parser.add_argument("--case", choices=list(CASES), help=argparse.SUPPRESS)
     parser.add_argument("--numbers", type=int, nargs="+", help=argparse.SUPPRESS)

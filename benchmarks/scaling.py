@@ -40,6 +40,7 @@ from core import (
 )
 from core.debug import trace
 from core.gradients import gather_in_buckets
+from core.ops import strategies
 from core.ops.slots import slot_read, slot_sums
 from core.parallelize import shard_spatial_params_
 
@@ -197,7 +198,7 @@ def options(argv):
     parser.add_argument("--suite", default="usual", choices=("usual", *suites.SUITES), help="of cases")
     parser.add_argument("--only", default="", help="part of the case's name")
     parser.add_argument("--how", default="eager", choices=HOW, help="modules as they are, compiled, or replayed")
-    parser.add_argument("--strategy", default="auto", choices=["auto", "gather", "ring", "heads"], help="of attention")
+    parser.add_argument("--strategy", default="auto", choices=strategies.NAMES, help="of attention")
     parser.add_argument("--volume", type=int, metavar="SIDE", help="only a volume of so many points a side")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--peer-python", metavar="PATH", help="a Python that has nvidia-physicsnemo")

@@ -33,7 +33,7 @@ def with_strategy(name, fn):
     return run
 
 
-STRATEGIES = ("gather", "ring", "heads")
+STRATEGIES = ("gather", "ring", "heads", "dealt")
 
 
 def by_each(fn):
@@ -62,10 +62,10 @@ attention(
     (Q, Q, Q),
     (SEQUENCE,),
     (((0, 2),) * 3, ((1, 2),) * 3, ((2, 1),) * 3),
-    (("all_gather",), ("all_to_all",), ("all_to_all",) * 4),
+    (("all_gather",), ("all_to_all",), ("all_to_all",) * 4, ("all_gather", "all_to_all", "all_to_all")),
 )
-attention("local", (Q, K, K), (HEADS, BATCH), (((0, 1),) * 3,), ((), (), ()))
-attention("queries_only", (Q, K, K), ((2, None, None),), (((1, 2), None, None),), ((), (), ()))
+attention("local", (Q, K, K), (HEADS, BATCH), (((0, 1),) * 3,), ((), (), (), ()))
+attention("queries_only", (Q, K, K), ((2, None, None),), (((1, 2), None, None),), ((), (), (), ()))
 attention("keys_only", (Q, K, K), ((None, 2, 2), (None, 2, None), (None, None, 2), (1, 2, 2)))
 attention(
     "lengths_differ", (Q, K, (2, 4, 9, 3)), (SEQUENCE, (2, 2, 1)), (((1, 2), (1, 2), (1, 2)), ((2, 1), (1, 2), (2, 0)))

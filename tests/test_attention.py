@@ -57,7 +57,7 @@ def _channels(attend, q):
     return out, out.transpose(1, 2).flatten(2)
 
 
-@pytest.mark.parametrize("strategy", ["gather", "ring", "heads"])
+@pytest.mark.parametrize("strategy", ["gather", "ring", "heads", "dealt"])
 def test_heads_become_channels(pool, strategy):
     pool.run(heads_become_channels, strategy)
 
@@ -88,7 +88,7 @@ def under_autocast(meshes, strategy):
                 torch.testing.assert_close(whole(a.grad).double(), b.grad, atol=0.05, rtol=0.05)
 
 
-@pytest.mark.parametrize("strategy", ["gather", "ring", "heads"])
+@pytest.mark.parametrize("strategy", ["gather", "ring", "heads", "dealt"])
 def test_autocast(pool, strategy):
     pool.run(under_autocast, strategy)
 
@@ -160,7 +160,7 @@ def terms_add_up_in_fp32(meshes, strategy):
     assert (whole(v.grad) == 258).all(), whole(v.grad)  # 257.5, rounded once
 
 
-@pytest.mark.parametrize("strategy", ["gather", "ring", "heads"])
+@pytest.mark.parametrize("strategy", ["gather", "ring", "heads", "dealt"])
 def test_terms_add_up_in_fp32(pool, strategy):
     pool.run(terms_add_up_in_fp32, strategy)
 

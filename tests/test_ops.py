@@ -104,7 +104,7 @@ def half_attention(meshes, strategy):
             torch.testing.assert_close(a.grad.full_tensor().double(), b.grad, atol=0.2, rtol=0.05)
 
 
-@pytest.mark.parametrize("strategy", ["gather", "ring", "heads"])
+@pytest.mark.parametrize("strategy", ["gather", "ring", "heads", "dealt"])
 def test_half_precision_attention(pool, strategy):
     pool.run(half_attention, strategy)
 

@@ -11,6 +11,7 @@ from core import ShardingError, scatter_tensor
 from core.debug import trace
 from core.ops import strategies
 from core.ops.attention import layout
+from core.ops.dealt import deal
 from core.plan import fake_mesh
 from core.spec import make_spec
 
@@ -35,6 +36,8 @@ def _chosen(ranks, heads, rows, causal=False, channels=64, mask=None, shared=Non
         ("heads", dict(ranks=2, heads=16, rows=2**17, causal=True)),  # the same work for both
         ("gather", dict(ranks=8, heads=12, rows=2**17)),  # four ranks would have two heads, four one
         ("gather", dict(ranks=8, heads=4, rows=2**17)),
+        ("dealt", dict(ranks=8, heads=4, rows=2**17, causal=True)),  # too few heads for as many ranks
+        ("gather", dict(ranks=8, heads=4, rows=2**10, causal=True)),  # the messages would take longer
         ("ring", dict(ranks=8, heads=4, rows=2**24)),  # all keys would be 16 GiB
         ("gather", dict(ranks=4, heads=16, rows=2**17, shared=2)),  # two heads of keys for four ranks
         ("gather", dict(ranks=8, heads=16, rows=2**14, mask=Shard(0))),  # the mask would have to travel
@@ -54,9 +57,23 @@ def test_the_model_is_about_messages_and_the_slowest_rank():
     assert kept == 2 * 8 * 2**16 * 64 * 2
     assert causal["heads"] / whole["heads"] == pytest.approx(0.5, rel=0.1)
     assert causal["gather"] / whole["gather"] == pytest.approx(7 / 8, rel=0.1)  # the last quarter of the rows
+    assert causal["dealt"] / whole["dealt"] == pytest.approx(0.5, rel=0.1)
     uneven = q.with_axis(0, Shard(2), (2**15, 2**14, 2**14, 0))
     slow, _ = strategies.seconds(scores.with_axis(0, Shard(2), uneven.sizes[0]), uneven, uneven, uneven, False, 0)
     assert slow["gather"] / whole["gather"] == pytest.approx(2, rel=0.1)
+    assert slow["dealt"] == pytest.approx(whole["dealt"], rel=0.01)
+
+
+@pytest.mark.parametrize("sizes", [(5, 4), (3, 0, 6, 1), (1, 0, 0), (0, 0), (7,), (2, 11, 1)])
+def test_every_row_is_dealt_once_and_comes_home(sizes):
+    dealt, rows = deal(sizes), list(range(sum(sizes)))
+    laid = [row for parts in dealt.parts for low, high in parts for row in rows[low:high]]
+    assert sorted(laid) == rows and sum(dealt.sizes) == len(rows)
+    assert [[row for low, high in home for row in laid[low:high]] for home in dealt.home] == [
+        rows[sum(sizes[:r]) :][:n] for r, n in enumerate(sizes)
+    ]
+    seen = [sum(row + 1 for low, high in parts for row in rows[low:high]) for parts in dealt.parts]
+    assert max(seen) - min(seen) <= 2 * len(rows)  # of a causal mask: a row more or less
 
 
 def asked_for(meshes):
@@ -68,7 +85,8 @@ def asked_for(meshes):
         kinds[name] = [m.kind for m in wire.messages]
     assert kinds["auto"] == kinds["gather"] == ["all_gather"]
     assert kinds["ring"] == ["all_to_all"] and kinds["heads"] == ["all_to_all"] * 4
-    with pytest.raises(ShardingError, match="auto, gather, ring, heads"):
+    assert kinds["dealt"] == ["all_gather", "all_to_all", "all_to_all"]
+    with pytest.raises(ShardingError, match="auto, gather, ring, heads, dealt"):
         strategies.set_attention_strategy("tree")
 
 

@@ -1,9 +1,9 @@
 """Attention: cut heads and batches are independent, cut queries stay, and keys go to where the queries are.
 
-Three ways for keys and values of a cut sequence (:mod:`core.ops.strategies` chooses): all of them to every rank, where
-torch's attention is called; round the ring (:mod:`core.ops.ring`), so that no rank holds more than its part; or the
-heads are cut instead. Where keys are cut and queries are not, nothing travels but results: each rank attends to its own
-keys, and they merge.
+Ways for keys and values of a cut sequence (:mod:`core.ops.strategies` chooses): all of them to every rank, where
+torch's attention is called, of the own rows or of rows that are dealt anew (:mod:`core.ops.dealt`); round the ring
+(:mod:`core.ops.ring`), so that no rank holds more than its part; or the heads are cut instead. Where keys are cut and
+queries are not, nothing travels but results: each rank attends to its own keys, and they merge.
 """
 
 import sys
@@ -17,7 +17,7 @@ from torch.overrides import handle_torch_function
 from core import collectives as c
 from core.dispatch import Plan, composed, op
 from core.errors import ShardingError
-from core.ops import strategies
+from core.ops import dealt, strategies
 from core.ops.block import ALONE, Call, Dropout, result_dtype
 from core.ops.gathered import formula, together
 from core.ops.pointwise import operand
@@ -67,6 +67,8 @@ def rule(func, q, k, v, mask, dropout_p, is_causal, scale, enable_gqa):
             k, v = (_picked(t, heads) for t, heads in zip((k, v), at.pick))
         if by_blocks:
             return block_attention(q, k, v, mask, call)
+        if strategy == "dealt":
+            return dealt.attention(q, k, v, at.scores.sizes[at.axis], call)
         if call.ring.size > 1:
             k, v = together(k, v, call.sizes, call.ring)
         if empty:
@@ -77,7 +79,8 @@ def rule(func, q, k, v, mask, dropout_p, is_causal, scale, enable_gqa):
             return block_attention(q, k, v, None, call._replace(sizes=k.shape[-2:-1], ring=ALONE))
         return func(q, k, v, mask, 0.0, is_causal, scale, enable_gqa and not at.pick)
 
-    written = None if by_blocks or mask is not None or enable_gqa else formula(call, is_causal)
+    own = strategy != "dealt" and not by_blocks and mask is None and not enable_gqa
+    written = formula(call, is_causal) if own else None
     return Plan(at.inputs, at.out, local, formula=written, order_of=0)
 
 

@@ -5,10 +5,13 @@
 ``heads``   the cut of queries, keys and values changes from rows to heads, and that of the result back, in four
             messages; under a causal mask every rank has the same work, where the last of a cut sequence has almost
             twice its share.
+``dealt``   as ``gather``, but the rows of queries are dealt anew (:mod:`core.ops.dealt`), and results come home: every
+            rank has the same work under a causal mask and from uneven parts, whatever the number of heads.
 
 Of n ranks that hold b bytes of keys and values and q of queries each, ``gather`` and ``ring`` send (n - 1) b, ``heads``
-(n - 1) / n (b + 2 q). Computing takes the work of the rank that has most; ``ring`` hides its messages behind it. Half
-precision and a recent GPU are assumed (:mod:`core.devices`): the question is which is less, not how long it takes.
+(n - 1) / n (b + 2 q), ``dealt`` 2 q more than ``gather`` at most. Computing takes the work of the rank that has most;
+``ring`` hides its messages behind it. Half precision and a recent GPU are assumed (:mod:`core.devices`): the question
+is which is less, not how long it takes.
 """
 
 from math import prod
@@ -18,9 +21,10 @@ from torch.distributed.tensor.placement_types import Shard
 from core.devices import DEVICES, FITTED, of_message
 from core.dispatch import forget_plans
 from core.errors import ShardingError
+from core.ops.dealt import deal
 from core.spec import chunk_sizes
 
-NAMES = ("auto", "gather", "ring", "heads")
+NAMES = ("auto", "gather", "ring", "heads", "dealt")
 _BYTES = 2  # of a number
 _MOST_GATHERED = 2**33  # bytes of keys and values on one rank
 _MERGE, _CALLS = 17, 20  # bytes that merging a block's result in fp32 moves, per byte of it, and its operations
@@ -31,8 +35,8 @@ _chosen = "auto"
 
 def set_attention_strategy(name):
     """How attention over a cut sequence is computed: ``"auto"`` takes what the model says is fastest; ``"gather"``,
-    ``"ring"`` and ``"heads"`` ask for one. ``"heads"`` needs at least as many uncut heads as ranks, elsewhere keys are
-    gathered."""
+    ``"ring"``, ``"heads"`` and ``"dealt"`` ask for one. ``"heads"`` needs at least as many uncut heads as ranks and
+    ``"dealt"`` no mask but a causal one; elsewhere keys are gathered."""
     global _chosen
     if name not in NAMES:
         raise ShardingError(f"unknown strategy {name!r}", op="attention", remedy=f"Use one of {', '.join(NAMES)}.")
@@ -48,15 +52,13 @@ def choose(scores, q, k, v, mask, causal, axis):
         q, k, v: specs of the operands; ``k`` or ``v`` are cut by ``axis`` along the keys.
         mask: spec of the mask, or None.
     """
-    by_heads = _fits_heads(scores, q, k, v, mask, axis)
+    unfit = {"heads"} if not _fits_heads(scores, q, k, v, mask, axis) else set()
+    unfit |= {"dealt"} if mask is not None else set()
     if _chosen != "auto":
-        return _chosen if _chosen != "heads" or by_heads else "gather"
+        return "gather" if _chosen in unfit else _chosen
     times, kept = seconds(scores, q, k, v, causal, axis)
-    if not by_heads:
-        del times["heads"]
-    if kept > _MOST_GATHERED:
-        del times["gather"]
-    return min(times, key=times.get)
+    unfit |= {"gather", "dealt"} if kept > _MOST_GATHERED else set()
+    return min(times.keys() - unfit, key=times.get)
 
 
 def _fits_heads(scores, q, k, v, mask, axis):
@@ -82,7 +84,8 @@ def seconds(scores, q, k, v, causal, axis):
     queries = prod(q.shape) * _BYTES / others
     work = 4 * prod(scores.shape[:-2]) * q.shape[-1] / others / (_DEVICE.half * FITTED.attention)
     ends = [sum(rows[:r]) for r in range(ranks + 1)]
-    pairs = [_pairs(b, scores.shape[-1], causal) - _pairs(a, scores.shape[-1], causal) for a, b in zip(ends, ends[1:])]
+    pairs = [_between(a, b, scores.shape[-1], causal) for a, b in zip(ends, ends[1:])]
+    dealt = [sum(_between(*part, scores.shape[-1], causal) for part in parts) for parts in deal(tuple(rows)).parts]
     heads = scores.shape[-3] if scores.ndim > 2 else 1
     slowest, balanced = work * max(pairs), work * sum(pairs) * max(chunk_sizes(heads, ranks)) / heads
     share = (ranks - 1) / ranks
@@ -91,11 +94,18 @@ def seconds(scores, q, k, v, causal, axis):
     merges = _MERGE * result / (_DEVICE.bandwidth * FITTED.bandwidth) + ranks * _CALLS * FITTED.operation
     around = (ranks - 1) * of_message(keys / ranks, link)
     turned = of_message(share * (queries + keys + result) / ranks, link) + 3 * FITTED.latency
+    moved = of_message(share * (queries + result) / ranks, link) + FITTED.latency
     return {
         "gather": slowest + gathered,
         "ring": max(slowest, around) + merges,
         "heads": balanced + turned,
+        "dealt": work * max(dealt) + gathered + moved,
     }, keys
+
+
+def _between(first, last, keys, causal):
+    """How many keys these queries see together."""
+    return _pairs(last, keys, causal) - _pairs(first, keys, causal)
 
 
 def _pairs(rows, keys, causal):
