@@ -34,6 +34,7 @@ from data.aero.vtk_files import DRIVAERML, OPENFOAM, read_stl, read_surface, wri
 from data.aero.vtu import VtuFile, _Joined
 from data.aero.vtu_cells import VtuCells
 from data.aero.writing import Run, write_archive
+from data.kept import Kept
 
 AHMED = Path(__file__).parent / "data" / "aero"
 FIELDS = ("position", "normal", "area", "pressure", "shear")
@@ -378,6 +379,21 @@ def test_half_the_rows_are_half_the_bytes(ahmed, name):
             )
             np.testing.assert_array_equal(part, whole[start : start + size])
             assert reader.bytes_read - before < total / parts * 1.15
+
+
+def test_what_was_read_last_is_kept_up_to_a_number_of_bytes():
+    made = []
+
+    def read(kept, key, nbytes=40):
+        return kept.of(key, lambda: made.append(key) or np.full(nbytes, key, np.uint8))[0]
+
+    kept = Kept(100, lambda values: values.nbytes, least=1)
+    assert [read(kept, key) for key in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
+    assert made == [1, 2, 3, 2]  # 2 was asked for before 1
+    kept[1] = np.zeros(50, np.uint8)  # anew: 40 + 50
+    assert 1 in kept and 2 in kept and 3 not in kept
+    read(kept, 4, 1000)
+    assert [key for key in range(5) if key in kept] == [4]  # the least
 
 
 def test_rows_are_shuffled_and_cell_id_leads_back(ahmed):

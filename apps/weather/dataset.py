@@ -5,7 +5,6 @@ missing is 0 with validity 0, whatever the archive holds there. The state that i
 value seen at each point, so a model that knows nothing forecasts persistence.
 """
 
-from collections import OrderedDict
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from apps.weather.baselines import Observed, persistence
 from apps.weather.facts import SKY, Facts, per_channel
 from apps.weather.policy import MASK
 from core import InputError, ShardTensor
+from data.kept import Kept
 from data.prefetch import Prefetcher
 from data.sharded import local_index, read_sharded, spec_of
 from data.weather.splits import cells_in, times_in
@@ -54,23 +54,9 @@ class Batch(NamedTuple):
     valid: torch.Tensor
 
 
-class _Kept(OrderedDict):
-    """What was asked for last: as many groups of tensors as fit into `CACHE_BYTES`, and ``least`` of them."""
-
-    def __init__(self, least):
-        super().__init__()
-        self.least = least
-
-    def of(self, key, make):
-        """What ``make`` gives for this key; each group has the size of the others."""
-        if key not in self:
-            group = self[key] = make()
-            parts = [t.to_local() for t in group]
-            most = CACHE_BYTES[parts[0].device.type] // max(sum(t.nbytes for t in parts), 1)
-            while len(self) > max(most, self.least):
-                self.popitem(last=False)
-        self.move_to_end(key)
-        return self[key]
+def _nbytes(group):
+    """Bytes that a group of sharded fields takes on this rank."""
+    return sum(field.to_local().nbytes for field in group)
 
 
 class Frames:
@@ -88,7 +74,8 @@ class Frames:
         self.at = [reader.channels.index(name) for name in (*facts.channels, *facts.background)]
         self.model = Background(reader, facts.step) if facts.background else None
         self.latitude, self.longitude = (self._map(name) for name in ("latitude", "longitude"))
-        self._frames, self._skies = _Kept(facts.history + 2), _Kept(facts.history + 2)
+        most, least = CACHE_BYTES[mesh.device_type], facts.history + 2
+        self._frames, self._skies = (Kept(most, _nbytes, least) for _ in range(2))
         self._ahead = Prefetcher(reader)
 
     def _map(self, name):

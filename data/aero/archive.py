@@ -12,13 +12,14 @@ says all of it; data.aero.writing writes it. This module imports zarr and numpy 
 
 import math
 import os
-from collections import OrderedDict
+from operator import attrgetter
 
 import numpy as np
 import zarr
 from zarr.storage import LocalStore, WrapperStore
 
 from core.errors import InputError
+from data.kept import Kept
 
 FORMAT = "shardfield-aero-1"
 MOST_KEPT = 2**28  # bytes of chunks in memory; what is long beside that is read past them
@@ -59,7 +60,7 @@ class AeroReader:
         self.path = str(path)
         self._root = self._store = None
         self._groups, self._fields, self._arrays = {}, {}, {}
-        self._kept, self._nbytes = OrderedDict(), 0
+        self._chunks = Kept(MOST_KEPT, attrgetter("nbytes"))
 
     def __getstate__(self):
         return {"path": self.path}
@@ -133,27 +134,17 @@ class AeroReader:
 
     def _rows(self, key, array, start, stop):
         """Rows start ... stop, put together from chunks, of which those that were used last are kept."""
-        size, found, lacking = array.chunks[0], [], []
+        size = array.chunks[0]
         numbers = range(start // size, -(-stop // size))
-        for number in numbers:
-            if (key, number) in self._kept:
-                self._kept.move_to_end((key, number))
-            else:
-                lacking.append(number)
-        for number in lacking[:1]:  # one read of all between the first and the last
-            rows = array[number * size : (lacking[-1] + 1) * size]
-            for i in range(number, lacking[-1] + 1):
-                self._keep((key, i), rows[(i - number) * size : (i - number + 1) * size].copy())
-        for number in numbers:
-            first = number * size
-            found.append(self._kept[key, number][max(start - first, 0) : stop - first])
+        here = {number: self._chunks[key, number] for number in numbers if (key, number) in self._chunks}
+        lacking = [number for number in numbers if number not in here]
+        for first in lacking[:1]:  # one read of all between the first and the last
+            rows = array[first * size : (lacking[-1] + 1) * size]
+            for number in range(first, lacking[-1] + 1):
+                part = rows[(number - first) * size : (number - first + 1) * size].copy()
+                here[number] = self._chunks[key, number] = part
+        found = [here[number][max(start - number * size, 0) : stop - number * size] for number in numbers]
         return np.concatenate(found) if found else array[start:stop]
-
-    def _keep(self, key, rows):
-        self._nbytes += rows.nbytes - (self._kept.pop(key).nbytes if key in self._kept else 0)
-        self._kept[key] = rows
-        while self._nbytes > MOST_KEPT:
-            self._nbytes -= self._kept.popitem(last=False)[1].nbytes
 
     def check(self, sample, names):
         """Raises InputError naming the file where a file of one of the arrays is missing or cut short.
