@@ -14,7 +14,7 @@ from apps.aero.body import axes
 from apps.aero.dataset import Scaling
 from apps.aero.forces import moved
 from apps.aero.model import ModelConfig, Transolver
-from apps.aero.predict import predict_cells
+from apps.aero.predict import gathered, outputs, scattered
 from core import checkpoint
 from data.aero.archive import AeroReader
 from data.aero.cells import surface_arrays
@@ -269,7 +269,8 @@ def chunks(meshes, mesh, chunk):
     scaling = Scaling((0.0,) * 3, (1.0,) * 3, (0.0,) * 4, (1.0,) * 4, 30.0)
     cells = rng.normal(size=(301, 3)), rng.normal(size=(301, 3))
     mine = cells if torch.distributed.get_rank() == 0 else (None, None)
-    return predict_cells(model, scaling, mine, 30.0, meshes[mesh], chunk)
+    cloud = scattered(model, scaling, mine, meshes[mesh])
+    return gathered(scaling.fields(outputs(model, [cloud], meshes[mesh], chunk)[0], 30.0), cloud)
 
 
 def test_chunks_and_ranks_do_not_change_the_answer(pool):

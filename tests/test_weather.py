@@ -19,8 +19,9 @@ from weather_worker import START, evaluate_arguments, every_verb, forecast_argum
 
 from apps.weather import diffusion, evaluate, forecast, train
 from apps.weather.baselines import Observed, persistence
-from apps.weather.dataset import Facts, Frames, row_sizes
+from apps.weather.dataset import Frames, row_sizes
 from apps.weather.diffusion import Diffusion
+from apps.weather.facts import Facts
 from apps.weather.model import Denoiser, ModelConfig
 from core import DistributedManager, InputError, scatter_tensor
 from core.testing import check_sharded

@@ -10,7 +10,8 @@ import xarray
 
 from apps.weather import evaluate, forecast, train
 from apps.weather.config import TrainConfig
-from apps.weather.dataset import Facts, Frames
+from apps.weather.dataset import Frames
+from apps.weather.facts import Facts
 from core import DistributedManager, InputError
 from data.weather.archive import WeatherReader
 from data.weather.channels import CHANNELS

@@ -13,8 +13,9 @@ from weather_files import hrrr_keys, write_subhourly
 from apps.cli import parse
 from apps.weather import evaluate, forecast, look, maps, products, train
 from apps.weather.baselines import Observed
-from apps.weather.dataset import Facts, Frames
+from apps.weather.dataset import Frames
 from apps.weather.ensemble import policy_of
+from apps.weather.facts import Facts
 from apps.weather.hrrr import Hrrr
 from apps.weather.policy import Policy
 from apps.weather.product import Product

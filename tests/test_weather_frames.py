@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from apps.weather import dataset
-from apps.weather.dataset import Facts, Frames
+from apps.weather.dataset import Frames
+from apps.weather.facts import Facts
 from apps.weather.forecast import find_start
 from apps.weather.policy import KINDS, Policy
 from core.errors import InputError

@@ -49,10 +49,6 @@ class Case:
         """Points (n, 3) of the file's frame and unit in the training's."""
         return points.astype(np.float64) * self.scale @ self.frame.T + np.asarray(self.shift)
 
-    def restored(self, points):
-        """Inverse of ``placed``."""
-        return (points - np.asarray(self.shift)) @ self.frame / self.scale
-
 
 def prepare(config, scaling, task):
     """Case of the surface file ``config.surface`` (apps.aero.infer.InferConfig).

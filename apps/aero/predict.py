@@ -120,12 +120,6 @@ def _own_rows(points, run, spec, device):
     )
 
 
-def predict_cells(model, scaling, place, U, domain, chunk=None):
-    """Fields (n, 4), fp64 numpy, on every rank, of new surface cells: of ``scattered`` places, at inflow U m/s."""
-    cloud = scattered(model, scaling, place, domain)
-    return gathered(scaling.fields(outputs(model, [cloud], domain, chunk)[0], U), cloud)
-
-
 def scattered(model, scaling, place, domain):
     """Features (n, F) of a surface as a ShardTensor. place: (position (n, 3) m, normal (n, 3), None, area (n,) m2) in
     the training's frame on rank 0, elsewhere ignored: every rank receives its own rows only."""

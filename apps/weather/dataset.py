@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard
 
 from apps.weather.background import Background
 from apps.weather.baselines import Observed, persistence
-from apps.weather.facts import SKY, Facts, per_channel
+from apps.weather.facts import per_channel
 from apps.weather.policy import MASK
 from core import InputError, ShardTensor
 from data.kept import Kept
@@ -23,7 +23,6 @@ from data.sharded import local_index, read_sharded, spec_of
 from data.weather.splits import cells_in, times_in
 from data.weather.sun import cos_zenith
 
-__all__ = ["SKY", "Batch", "Facts", "Frames", "row_sizes"]
 STATIC_SCALE = {"topography": 1e-3, "radar_proximity": 1.0}
 CACHE_BYTES = {"cpu": 2**28, "cuda": 2**30}  # of frames, and of skies
 WORTH_READING_AHEAD = 2 * 2**20  # bytes of a frame on this rank

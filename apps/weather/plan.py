@@ -14,7 +14,8 @@ from apps.planned import Mesh, planned
 from apps.weather import diffusion
 from apps.weather.background import PARTS
 from apps.weather.config import TrainConfig
-from apps.weather.dataset import SKY, Facts, row_sizes
+from apps.weather.dataset import row_sizes
+from apps.weather.facts import SKY, Facts
 from apps.weather.model import Denoiser
 from core import InputError
 from core.command import command

@@ -6,8 +6,8 @@ import torch
 
 from apps.weather import diffusion
 from apps.weather.baselines import Observed, persistence
-from apps.weather.dataset import Facts
 from apps.weather.events import LEAST
+from apps.weather.facts import Facts
 from apps.weather.model import ModelConfig
 from core import InputError
 

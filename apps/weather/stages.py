@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from apps.loop import check_kind
-from apps.weather.dataset import Facts
 from apps.weather.diffusion import Diffusion, Experts
+from apps.weather.facts import Facts
 from apps.weather.model import Denoiser, ModelConfig
 from apps.weather.policy import Policy
 from core import DistributedManager, InputError, checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from apps.weather.dataset import Facts
+from apps.weather.facts import Facts
 from apps.weather.policy import Policy
 from core import InputError, ShardTensor, make_spec
 

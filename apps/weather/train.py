@@ -20,7 +20,8 @@ from apps.report import draw_losses
 from apps.weather import diffusion
 from apps.weather.baselines import persistence
 from apps.weather.config import TrainConfig
-from apps.weather.dataset import Facts, Frames
+from apps.weather.dataset import Frames
+from apps.weather.facts import Facts
 from apps.weather.model import Denoiser
 from apps.weather.rollout import check_sizes, rounds, settled, spread, step
 from apps.weather.stages import KIND

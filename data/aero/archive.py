@@ -102,10 +102,6 @@ class AeroReader:
         """Attributes of one run, a dict."""
         return self._group(run_id).attrs.asdict()
 
-    def has_volume(self, run_id):
-        """Whether the run was built with its volume."""
-        return "volume" in self._group(run_id)
-
     def fields(self, sample):
         """Names of the arrays of one sample."""
         if sample not in self._fields:
