@@ -11,7 +11,8 @@ from core.ops.neighborhood import neighborhood_attention
 from core.ops.neighbors import knn, radius_search
 from core.ops.strategies import set_attention_strategy
 from core.parallelize import sync_module_over_mesh
-from core.shard_tensor import ShardTensor, TensorPromotionMode, scatter_tensor
+from core.scatter import scatter_tensor
+from core.shard_tensor import ShardTensor, TensorPromotionMode
 from core.spec import ShardTensorSpec, make_spec
 from core.testing import numerical_shard_tensor_check
 

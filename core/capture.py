@@ -18,8 +18,9 @@ from torch.func import functional_call
 
 from core._torch import tables_of
 from core.arguments import call, scan
+from core.border import as_shards
 from core.errors import ShardingError
-from core.shard_tensor import ShardTensor, as_shards
+from core.shard_tensor import ShardTensor
 
 _copies = torch.ops.aten._foreach_mul.Scalar
 _WARM = 3  # calls before a recording: libraries choose their kernels in them

@@ -18,11 +18,12 @@ from torch.distributed.tensor import DTensor
 
 from core._torch import NoTorchFunction, make_dual, transformed, transforming
 from core.arguments import call, collect, described, emptied, name_of, positional, scan, shards
+from core.border import as_shards, check_promotion, promote
 from core.errors import MissingShardPatch, ShardingError
 from core.fallback import fallback
 from core.redistribute import move
 from core.region import pairs, run
-from core.shard_tensor import ShardTensor, as_shards, check_promotion, promote
+from core.shard_tensor import ShardTensor
 from core.spec import REPLICATE, replicated_spec
 from core.views import lay, remember
 from core.writes import (

@@ -16,7 +16,8 @@ from core import collectives as c
 from core._torch import ddp_ignores
 from core.errors import ShardingError
 from core.gradients import gather_in_buckets
-from core.shard_tensor import ShardTensor, scatter_tensor
+from core.scatter import scatter_tensor
+from core.shard_tensor import ShardTensor
 
 
 def parallelize(module, mesh, *, fsdp=False, blocks=()):

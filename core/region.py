@@ -13,10 +13,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from core._torch import NoTorchFunction, compiling, is_nothing, keeps_graph, unseen_by_checkpoints
 from core.arguments import call, emptied
+from core.border import Plain, as_shards, local_cotangent
 from core.gradients import summed
 from core.precision import autocast_now, autocasts
 from core.redistribute import move
-from core.shard_tensor import Plain, ShardTensor, as_shards, local_cotangent
+from core.shard_tensor import ShardTensor
 
 
 def run(plan, compute, tensors, args=None, kwargs=None):

@@ -3,29 +3,22 @@
 The wrapper itself stands in torch's autograd graph, with the global shape; the part of this rank is in
 ``_local_tensor`` and the cut in ``_spec``. Operations are caught twice, both times by ``core.dispatch``: above
 autograd (``__torch_function__``) where an operation brings its own communication, below it
-(``__torch_dispatch__``) where the operation of the parts is the operation itself.
+(``__torch_dispatch__``) where the operation of the parts is the operation itself. How tensors come in and go out is in
+``core.border``.
 """
 
 import copy
 import enum
 import uuid
-import warnings
-import zlib
-from itertools import product
 
 import torch
 import torch.distributed as dist
-from torch.autograd import Function
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
-from core import collectives as c
-from core._torch import NoTorchFunction, dtensor_from_local, make_wrapper_subclass, never_symbolic, wait
-from core.errors import ShardingError, UndeterminedShardingError
-from core.redistribute import move
-from core.spec import ShardTensorSpec, make_spec, memory_format_of, replicated_spec
-
-_MOST_DIMS = 16  # that from_local compares
+from core._torch import NoTorchFunction, make_wrapper_subclass, never_symbolic
+from core.claims import spec_of_local
+from core.errors import ShardingError
+from core.spec import ShardTensorSpec, make_spec
 
 
 class TensorPromotionMode(enum.Enum):
@@ -169,21 +162,20 @@ class ShardTensor(torch.Tensor):
         Raises:
             UndeterminedShardingError: shapes that contradict the placements.
         """
-        spec = _spec_of_local(local_tensor, device_mesh, placements, sharding_shapes, global_shape, check)
-        return _FromLocal.apply(
-            local_tensor, spec, _cotangent(spec, grad_placements) if grad_placements else spec.finished()
-        )
+        spec = spec_of_local(local_tensor, device_mesh, placements, sharding_shapes, global_shape, check)
+        cotangent = _cotangent(spec, grad_placements) if grad_placements else spec.finished()
+        return border.FromLocal.apply(local_tensor, spec, cotangent)
 
     @staticmethod
     def from_dtensor(dtensor):
         """The same tensor as a ShardTensor on the DTensor's mesh. Differentiable, no communication."""
-        return _FromDTensor.apply(dtensor)
+        return border.FromDTensor.apply(dtensor)
 
     def to_dtensor(self):
         """The same tensor as a DTensor; re-cut to torch.chunk's extents where they differ. Differentiable."""
         spec = self._spec
         spec = make_spec(spec.mesh, spec.placements, spec.shape, stride=spec.stride)
-        return _ToDTensor.apply(self.redistribute_to(spec))
+        return border.ToDTensor.apply(self.redistribute_to(spec))
 
     def to_local(self, grad_placements=None):
         """The plain tensor of this rank. Differentiable.
@@ -194,12 +186,12 @@ class ShardTensor(torch.Tensor):
                 where all go on with the same computation, as :meth:`full_tensor` has it.
         """
         spec = self._spec
-        return _ToLocal.apply(self, _cotangent(spec, grad_placements) if grad_placements else spec.cotangent())
+        return border.ToLocal.apply(self, _cotangent(spec, grad_placements) if grad_placements else spec.cotangent())
 
     def full_tensor(self):
         """The whole as a plain tensor on every rank. Differentiable; every rank goes on with the same computation."""
         whole = self.redistribute_to(self._spec.replicated())
-        return _ToLocal.apply(whole, whole._spec)
+        return border.ToLocal.apply(whole, whole._spec)
 
     def redistribute(self, device_mesh=None, placements=None, sizes=None):
         """The same tensor cut otherwise. Differentiable.
@@ -224,7 +216,7 @@ class ShardTensor(torch.Tensor):
         """The same tensor under ``spec`` (of the same mesh and shape). Differentiable."""
         if spec.placements == self._spec.placements and spec.sizes == self._spec.sizes:
             return self
-        return _Redistribute.apply(self, spec)
+        return border.Redistribute.apply(self, spec)
 
     def backward(self, gradient=None, retain_graph=None, create_graph=False, inputs=None):
         """``torch.Tensor.backward``, run with ``__torch_function__`` on: a checkpoint recomputes in here."""
@@ -286,273 +278,9 @@ def _rebuild(local, spec, requires_grad, attributes):
     return made
 
 
-def local_cotangent(grad, spec):
-    """The local gradient that each rank's graph must start from, given a gradient of the global value of ``spec``.
-
-    Cut dims: the own rows. Replicated: terms of a pending sum. Partial: the whole gradient on every rank.
-    """
-    if not isinstance(grad, ShardTensor):
-        grad = ShardTensor(grad, spec.replicated())
-    return move(grad._local_tensor, grad._spec, spec.cotangent())
-
-
 def _cotangent(spec, placements):
     """The spec of a gradient that lies as ``placements`` say and is cut as its value."""
     return make_spec(spec.mesh, placements, spec.shape, {a: s for a, s in enumerate(spec.sizes) if s is not None})
 
 
-class _FromLocal(Function):
-    @staticmethod
-    def forward(ctx, local, spec, cotangent):
-        ctx.specs = spec, cotangent
-        return ShardTensor(wait(local.detach()), spec)
-
-    @staticmethod
-    def backward(ctx, grad):
-        spec, cotangent = ctx.specs
-        return _ToLocal.apply(as_shards(grad, spec.mesh).redistribute_to(cotangent), spec), None, None
-
-
-class _ToLocal(Function):
-    @staticmethod
-    def forward(ctx, x, cotangent):
-        ctx.specs = x._spec, cotangent
-        local = wait(x._local_tensor)
-        return local.view_as(local)
-
-    @staticmethod
-    def backward(ctx, grad):
-        spec, cotangent = ctx.specs
-        return _FromLocal.apply(grad, cotangent, spec), None
-
-
-class _Redistribute(Function):
-    @staticmethod
-    def forward(ctx, x, spec):
-        ctx.spec = x._spec
-        local = move(x._local_tensor, x._spec, spec)
-        return ShardTensor(local.view_as(local) if local is x._local_tensor else local, spec)
-
-    @staticmethod
-    def backward(ctx, grad):
-        """A cut value wants a cut gradient; to whole and pending ones any gradient is as good."""
-        if ctx.spec.is_sharded() and isinstance(grad, ShardTensor):
-            grad = grad.redistribute_to(ctx.spec.finished())
-        return grad, None
-
-
-class _FromDTensor(Function):
-    @staticmethod
-    def forward(ctx, dtensor):
-        ctx.spec = make_spec(dtensor.device_mesh, dtensor.placements, dtensor.shape)
-        return ShardTensor(wait(dtensor._local_tensor).detach(), ctx.spec)
-
-    @staticmethod
-    def backward(ctx, grad):
-        spec = ctx.spec.finished()
-        return _ToDTensor.apply(as_shards(grad, spec.mesh).redistribute_to(spec))
-
-
-class _ToDTensor(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.spec = spec = x._spec
-        return dtensor_from_local(x._local_tensor, spec.mesh, spec.placements, spec.shape, spec.stride)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ShardTensor.from_dtensor(grad) if isinstance(grad, DTensor) else grad
-
-
-class Promote(Function):
-    """A plain tensor as a replicated ShardTensor. Its gradient is finished before the plain tensor sees it."""
-
-    @staticmethod
-    def forward(ctx, tensor, spec):
-        ctx.spec = spec
-        return ShardTensor(tensor.detach(), spec)
-
-    @staticmethod
-    def backward(ctx, grad):
-        if isinstance(grad, ShardTensor):
-            grad = Plain.apply(grad.redistribute_to(ctx.spec))
-        return grad, None
-
-
-class Plain(Function):
-    """The reverse of :class:`Promote`: a whole ShardTensor as the plain tensor that it is on every rank."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.spec = x._spec
-        return x._local_tensor.view_as(x._local_tensor)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return as_shards(grad, ctx.spec.mesh)
-
-
-def promote(tensor, mesh):
-    """``tensor``, equal on all ranks of ``mesh``, as a replicated ShardTensor. Differentiable."""
-    if isinstance(tensor, DTensor):
-        return ShardTensor.from_dtensor(tensor)
-    return Promote.apply(tensor, replicated_spec(mesh, tensor.shape))
-
-
-def as_shards(tensor, mesh):
-    """A gradient, which is plain where it is whole on every rank, as a ShardTensor. Differentiable."""
-    return tensor if isinstance(tensor, ShardTensor) else promote(tensor, mesh)
-
-
-def check_promotion(tensor):
-    """Applies the promotion mode to a plain tensor of more than one element that meets a ShardTensor."""
-    mode = ShardTensor._promotion_mode
-    if mode is TensorPromotionMode.SILENT or tensor.ndim == 0:
-        return
-    text = f"a plain tensor of shape {tuple(tensor.shape)} meets a ShardTensor"
-    if mode is TensorPromotionMode.DISABLED:
-        raise ShardingError(text, remedy="Scatter it, or allow promotion with ShardTensor.set_promotion_mode.")
-    warnings.warn(f"{text}; taken as replicated", stacklevel=4)
-
-
-# -- construction -------------------------------------------------------------------------------------------------
-def _spec_of_local(local, mesh, placements, sharding_shapes, global_shape, check):
-    try:
-        spec = _claimed_spec(local, mesh, placements, sharding_shapes, global_shape)
-    except (UndeterminedShardingError, IndexError) as error:
-        if check:  # the other ranks may have found nothing wrong: they must hear of it
-            all_agree(local, None, mesh)
-        raise UndeterminedShardingError(str(error), op="from_local") from error
-    wrong = spec.local_shape() != local.shape or (global_shape is not None and tuple(global_shape) != tuple(spec.shape))
-    if wrong if not check else not all_agree(local, spec, mesh):
-        raise UndeterminedShardingError(
-            f"local shape {tuple(local.shape)} where placements and sizes say {tuple(spec.local_shape())}"
-            + (", here or on another rank" if check else ""),
-            op="from_local",
-            operands=[spec],
-        )
-    return spec.restrided(local)
-
-
-def _claimed_spec(local, mesh, placements, sharding_shapes, global_shape):
-    """What this rank's arguments say of the whole."""
-    placements = [placements] if isinstance(placements, (Shard, Replicate, Partial)) else list(placements)
-    if sharding_shapes == "chunk":
-        if global_shape is None:
-            raise UndeterminedShardingError("sharding_shapes='chunk' needs global_shape")
-        return make_spec(mesh, placements, global_shape)
-    cuts = [(a, p.dim % local.ndim) for a, p in enumerate(placements) if isinstance(p, Shard)]
-    if sharding_shapes == "infer":
-        sizes = _asked_sizes(local, mesh, cuts)
-    else:
-        sizes = {a: [s if isinstance(s, int) else s[d] for s in sharding_shapes[a]] for a, d in cuts}
-    shape = list(local.shape)
-    for axis, dim in reversed(cuts):  # of two cuts of a dim the first says how long it is
-        if isinstance(sizes[axis][0], int):
-            shape[dim] = sum(sizes[axis])
-    return make_spec(mesh, placements, shape, sizes)
-
-
-def _asked_sizes(local, mesh, cuts):
-    """Extents of all ranks by one small all-gather an axis; where a dim is cut twice, first of the inner cut."""
-    sizes = {}
-    for axis, dim in reversed(cuts):
-        inner = next((a for a, d in cuts if d == dim and a > axis), None)
-        mine = sizes[inner] if inner is not None else [local.shape[dim]]
-        group = c.axis_group(mesh, axis)
-        rows = torch.tensor([mine], dtype=torch.int64, device=local.device)
-        rows = c.send_gather(rows, 0, (1,) * group.size, group).tolist()
-        if inner is not None:
-            sizes[inner] = [tuple(row) for row in rows]
-        sizes[axis] = [sum(row) for row in rows]
-    return sizes
-
-
-def all_agree(local, spec, mesh):
-    """Whether all ranks say the same of the whole and hold what it says of them: one small all-gather an axis."""
-    facts = spec and (spec.placements, tuple(spec.shape), spec.sizes, local.dtype)
-    mine = [zlib.crc32(repr(facts).encode()), local.ndim, *local.shape, *[0] * _MOST_DIMS][: _MOST_DIMS + 2]
-    table = torch.tensor([mine], dtype=torch.int64, device=local.device)
-    for axis in reversed(range(mesh.ndim)):
-        group = c.axis_group(mesh, axis)
-        table = c.send_gather(table, 0, (len(table),) * group.size, group)
-    table = table.tolist()
-    for row, place in zip(table, product(*(range(n) for n in mesh.shape))):
-        if spec is None or row[0] != table[0][0] or tuple(row[2 : 2 + row[1]]) != tuple(spec.local_shape(place)):
-            return False
-    return True
-
-
-def scatter_tensor(
-    tensor, src=None, mesh=None, placements=None, global_shape=None, dtype=None, requires_grad=False, sizes=None
-):
-    """Sends every rank of ``mesh`` its own part of a tensor that rank ``src`` holds.
-
-    Args:
-        tensor: the whole on ``src`` (ignored, may be None, elsewhere); with ``src=None`` the whole on every rank, and
-            nothing is sent.
-        src: global rank of the source, which must belong to the mesh.
-        placements: ``Shard(dim)`` or ``Replicate()`` per axis.
-        global_shape, dtype: taken from the source when left out (one small broadcast).
-        sizes: a dict axis -> extents for cuts other than torch.chunk's.
-
-    Returns:
-        ShardTensor that owns its storage, with the source's memory format.
-    """
-    if src is None:
-        spec = make_spec(mesh, placements, tensor.shape, sizes)
-        local = move(tensor.detach(), spec.replicated(), spec)
-        local = local.to(dtype or local.dtype, copy=True)
-    else:
-        local, spec = _send_parts(tensor, src, mesh, placements, global_shape, dtype, sizes)
-    return ShardTensor(local, spec).requires_grad_(requires_grad)
-
-
-def _send_parts(tensor, src, mesh, placements, global_shape, dtype, sizes):
-    ranks = mesh.mesh.flatten().tolist()
-    if src not in ranks:
-        raise ShardingError(f"source rank {src} is not in the mesh {ranks}", op="scatter_tensor")
-    facts = [None]
-    if dist.get_rank() == src:
-        source = tensor.detach() if dtype is None else tensor.detach().to(dtype)
-        facts = [(tuple(source.shape), source.dtype, memory_format_of(source))]
-    facts = _tell(facts, src, mesh)
-    shape, dtype, memory_format = facts
-    if global_shape is not None and tuple(global_shape) != shape:
-        raise UndeterminedShardingError(f"the source has shape {shape}, not {tuple(global_shape)}", op="scatter_tensor")
-    spec = make_spec(mesh, placements, shape, sizes)
-    parts = [spec.local_shape(_coordinate(mesh, r)) for r in ranks]
-    device = torch.device(mesh.device_type, torch.cuda.current_device()) if mesh.device_type == "cuda" else "cpu"
-    local = torch.empty(spec.local_shape(), dtype=dtype, device=device)
-    if dist.get_rank() == src:
-        requests = []
-        for r, part in zip(ranks, parts):
-            index = tuple(slice(*spec.local_range(d, _coordinate(mesh, r))) for d in range(spec.ndim))
-            if r == src:
-                local.copy_(source[index])
-            elif part.numel():
-                requests.append(dist.isend(c.as_bytes(source[index].to(device).reshape(-1)), r))
-        for q in requests:
-            q.wait()
-    elif local.numel():
-        buffer = c.as_bytes(local.reshape(-1))
-        dist.recv(buffer, src)
-    return local.contiguous(memory_format=memory_format), spec
-
-
-def _tell(facts, src, mesh):
-    """The source's facts on every rank of the mesh: along each axis in turn, from those who know."""
-    home = _coordinate(mesh, src)
-    at = tuple(mesh.get_coordinate())
-    for axis in range(mesh.ndim):
-        if all(at[a] == home[a] for a in range(axis + 1, mesh.ndim)):
-            group = mesh.get_group(axis)
-            dist.broadcast_object_list(facts, src=dist.get_global_rank(group, home[axis]), group=group)
-    return facts[0]
-
-
-def _coordinate(mesh, rank):
-    return tuple((mesh.mesh == rank).nonzero()[0].tolist())
-
-
-from core import dispatch  # noqa: E402  (dispatch needs the class, the class needs dispatch only when called)
+from core import border, dispatch  # noqa: E402  (they need the class, which needs them only when called)

@@ -28,10 +28,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from core import collectives as c
+from core.claims import all_agree
 from core.debug import Trace, trace
 from core.errors import ShardingError
 from core.mesh import DistributedManager
-from core.shard_tensor import ShardTensor, all_agree, scatter_tensor
+from core.scatter import scatter_tensor
+from core.shard_tensor import ShardTensor
 
 
 @dataclass

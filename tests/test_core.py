@@ -145,8 +145,13 @@ def _from_local(meshes):
     with trace() as wire:
         ShardTensor.from_local(torch.zeros(2, 4), mesh, [Shard(0)], {0: [2, 2]}, check=True)
     assert wire.kinds() == ["all_gather"] and wire.bytes() < 200
-    with pytest.raises(UndeterminedShardingError):
-        ShardTensor.from_local(local, mesh, [Shard(1)], sharding_shapes="chunk")
+    for what in ("chunk", "infre", {1: [4, 6]}):
+        with pytest.raises(UndeterminedShardingError, match="from_local"):
+            ShardTensor.from_local(local, mesh, [Shard(1)], sharding_shapes=what)
+    with pytest.raises(UndeterminedShardingError, match="from_local"):
+        ShardTensor.from_local(torch.tensor(1.0), mesh, [Shard(0)])
+    nothing = ShardTensor.from_local(local.to("meta"), mesh, [Shard(1)], check=True)  # no numbers, but extents
+    assert nothing._spec.sizes == ((4, 6),) and (nothing + 1).is_meta
 
 
 def _gradient_through_local(meshes):

@@ -8,10 +8,11 @@ from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from core import collectives as c
 from core._torch import NoTorchFunction
+from core.border import as_shards, check_promotion
 from core.dispatch import Plan, composed, op
 from core.errors import ShardingError
 from core.region import run
-from core.shard_tensor import ShardTensor, as_shards, check_promotion
+from core.shard_tensor import ShardTensor
 from core.spec import REPLICATE, replicated_spec
 
 aten = torch.ops.aten

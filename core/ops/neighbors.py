@@ -14,12 +14,13 @@ from torch.distributed.tensor.placement_types import Shard
 from torch.overrides import handle_torch_function, has_torch_function
 
 from core import collectives as c
+from core.border import promote
 from core.dispatch import Plan, op
 from core.errors import ShardingError
 from core.ops.block import ALONE
 from core.ops.graph import operator
 from core.ops.ring import blocks
-from core.shard_tensor import ShardTensor, promote
+from core.shard_tensor import ShardTensor
 from core.spec import REPLICATE, chunk_sizes
 
 _most_distances = 1 << 24  # at a time
