@@ -1,5 +1,8 @@
 """Domain parallelism: tensors cut over many devices that compute as if they were whole."""
 
+from core.shard_tensor import ShardTensor, TensorPromotionMode  # first: what it imports at its end needs the class
+
+# isort: split
 from core import ops, stored  # noqa: F401  (the rules; what checkpoints ask a tensor)
 from core.capture import capture
 from core.dispatch import Plan, op
@@ -12,7 +15,6 @@ from core.ops.neighbors import knn, radius_search
 from core.ops.strategies import set_attention_strategy
 from core.parallelize import sync_module_over_mesh
 from core.scatter import scatter_tensor
-from core.shard_tensor import ShardTensor, TensorPromotionMode
 from core.spec import ShardTensorSpec, make_spec
 from core.testing import numerical_shard_tensor_check
 

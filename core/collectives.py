@@ -3,7 +3,7 @@
 The one gradient rule: the ranks together compute ONE objective, the sum of what each rank's graph holds. A value that
 is equal on all ranks therefore has a gradient that is a pending sum over the ranks, and the backward of each
 collective is its exact transpose: an all-reduce for an all-reduce, a reduce-scatter for a gather, the reverse
-exchange for an exchange. ``core.dispatch`` translates between this rule and finished gradients.
+exchange for an exchange. ``core.region`` translates between this rule and finished gradients.
 
 All of it is built from four functional collectives, which gloo and NCCL run alike and torch.compile can trace.
 Extents of all ranks are known from metadata, so whether a message is sent is decided alike on every rank.

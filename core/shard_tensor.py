@@ -1,10 +1,9 @@
 """ShardTensor: a torch.Tensor that knows how it is cut over a mesh and computes as if it were whole.
 
 The wrapper itself stands in torch's autograd graph, with the global shape; the part of this rank is in
-``_local_tensor`` and the cut in ``_spec``. Operations are caught twice, both times by ``core.dispatch``: above
-autograd (``__torch_function__``) where an operation brings its own communication, below it
-(``__torch_dispatch__``) where the operation of the parts is the operation itself. How tensors come in and go out is in
-``core.border``.
+``_local_tensor`` and the cut in ``_spec``. Operations are caught twice: above autograd (``core.above``) where an
+operation brings its own communication, below it (``core.below``) where the operation of the parts is the operation
+itself. How tensors come in and go out is in ``core.border``.
 """
 
 import copy
@@ -81,11 +80,11 @@ class ShardTensor(torch.Tensor):
     # -- dispatch -------------------------------------------------------------------------------------------------
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return dispatch.above(func, types, args, kwargs or {})
+        return above(func, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        return dispatch.below(func, types, args, kwargs or {})
+        return below(func, types, args, kwargs or {})
 
     @classmethod
     def set_promotion_mode(cls, mode: TensorPromotionMode):
@@ -283,4 +282,6 @@ def _cotangent(spec, placements):
     return make_spec(spec.mesh, placements, spec.shape, {a: s for a, s in enumerate(spec.sizes) if s is not None})
 
 
-from core import border, dispatch  # noqa: E402  (they need the class, which needs them only when called)
+from core import border, dispatch  # noqa: E402  (they need the class, which needs them when it is called)
+from core.above import above  # noqa: E402
+from core.below import below  # noqa: E402

@@ -14,7 +14,7 @@ from cases import REFUSED, TABLE, load, operands, run_refused, seed_torch, tenso
 from cases import cut as cut_operand
 from torch.overrides import TorchFunctionMode
 
-from core import dispatch
+from core import above, below, dispatch
 from core.debug import trace
 
 FILE = Path(__file__).parents[1] / "docs" / "ops.md"
@@ -59,8 +59,8 @@ def survey(meshes):
     mesh = meshes["2"]
     if mesh.mesh.flatten()[0] != 0:
         return None
-    rules, kept = Rules(dispatch.RULES), dispatch.RULES
-    dispatch.RULES, found = rules, {}
+    rules, found = Rules(dispatch.RULES), {}
+    above.RULES = below.RULES = rules
     try:
         for name, row in load().items():
             rules.seen = frozenset()
@@ -76,7 +76,7 @@ def survey(meshes):
         rules.seen = frozenset()
         refused = {name: run_refused(meshes, name) for name in REFUSED}
     finally:
-        dispatch.RULES = kept
+        above.RULES = below.RULES = dispatch.RULES
     return found, refused, {_key(k) for k in rules.seen}
 
 

@@ -9,7 +9,8 @@ from functools import wraps
 import torch
 
 from core import collectives as c
-from core.dispatch import Plan, above, composed, op
+from core.above import above
+from core.dispatch import Plan, composed, op
 from core.errors import ShardingError
 from core.ops.reduction import count_of, groups_of, reduced, reduced_dims, squeezed
 
