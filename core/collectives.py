@@ -103,12 +103,12 @@ def _send_reduce_scatter(x, group):
     return _sent(message, x.device, send(wire.reduce_scatter_tensor, x.contiguous(), "sum", group.size, group.name))
 
 
-def _send_all_to_all(flat, out_splits, in_splits, group):
+def send_flat(flat, out_splits, in_splits, group):
     """Flat buffers cut by element counts per peer; a zero sends nothing."""
-    return _start_all_to_all(flat, out_splits, in_splits, group)()
+    return _start_flat(flat, out_splits, in_splits, group)()
 
 
-def _start_all_to_all(flat, out_splits, in_splits, group):
+def _start_flat(flat, out_splits, in_splits, group):
     """Sends now; what is returned waits for what comes and gives it."""
     nbytes = (sum(in_splits) - in_splits[group.rank]) * flat.element_size()
     message = _recorded("all_to_all", nbytes, flat.device)
@@ -201,7 +201,7 @@ def _start_trade(tensors, sent, received, group):
             counts[side][peer] += n * sum(units)
     parts = [t[first : first + n].reshape(-1) for _, first, n in sent for t in tensors] or [tensors[0].new_empty(0)]
     flat = torch.cat(parts) if len(parts) > 1 else parts[0]
-    coming, shapes = _start_all_to_all(flat, counts[1], counts[0], group), [t.shape[1:] for t in tensors]
+    coming, shapes = _start_flat(flat, counts[1], counts[0], group), [t.shape[1:] for t in tensors]
 
     def there():
         parts = iter(coming().split([n * unit for _, n in received for unit in units]))
@@ -278,7 +278,7 @@ def send_all_to_all(x, cut_dim, join_dim, cut_sizes, join_sizes, group):
         shape[cut_dim], shape[join_dim] = cut_sizes[group.rank], n
         shapes.append(torch.Size(shape))
     counts = [s.numel() for s in shapes[:-1]]
-    got = _send_all_to_all(flat, counts, [n * rest for n in cut_sizes], group)
+    got = send_flat(flat, counts, [n * rest for n in cut_sizes], group)
     if _outermost(shapes[-1], join_dim):
         return got.view(shapes[-1])
     return torch.cat([g.view(s) for g, s in zip(got.split(counts), shapes)], join_dim)
@@ -403,5 +403,5 @@ def start_shift(flat, counts, step, group):
     out_splits, in_splits = [0] * group.size, [0] * group.size
     in_splits[(group.rank + step) % group.size] = counts[group.rank]
     out_splits[(group.rank - step) % group.size] = counts[(group.rank - step) % group.size]
-    coming = _start_all_to_all(flat.detach(), out_splits, in_splits, group)
+    coming = _start_flat(flat.detach(), out_splits, in_splits, group)
     return lambda: _Shifted.apply(flat, coming, tuple(counts), step, group)

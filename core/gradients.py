@@ -14,7 +14,7 @@ import torch
 
 from core import collectives as c
 from core._torch import at_end_of_backward, compiling, has_hooks, make_wrapper_subclass, no_torch_function
-from core.spec import contiguous_stride
+from core.strides import contiguous_stride
 
 _BUCKET = 2**25  # bytes; large enough to use the wire well, small enough to be sent early
 

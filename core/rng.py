@@ -14,7 +14,7 @@ import torch
 
 from core.errors import ShardingError
 from core.shard_tensor import ShardTensor
-from core.spec import contiguous_stride
+from core.strides import contiguous_stride
 
 _STEP = 0x9E3779B97F4A7C15
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

@@ -7,7 +7,8 @@ from core import collectives as c
 from core.errors import ShardingError, UndeterminedShardingError
 from core.redistribute import move
 from core.shard_tensor import ShardTensor
-from core.spec import make_spec, memory_format_of
+from core.spec import make_spec
+from core.strides import memory_format_of
 
 
 def scatter_tensor(

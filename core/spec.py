@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import Partial, Placement, Replica
 
 from core.collectives import groups_of
 from core.errors import UndeterminedShardingError
+from core.strides import contiguous_stride, stride_like
 
 REPLICATE = Replicate()
 PARTIAL = Partial()
@@ -145,7 +146,7 @@ class ShardTensorSpec:
             return self
         twice = [bool(s) and isinstance(s[0], tuple) for s in self.sizes]
         placements = [REPLICATE if t else p for p, t in zip(self.placements, twice)]
-        return self._new(placements, [None if t else s for s, t in zip(self.sizes, twice)])
+        return self.recut(placements, [None if t else s for s, t in zip(self.sizes, twice)])
 
     def coordinate(self):
         return tuple(self.mesh.get_coordinate())
@@ -167,7 +168,8 @@ class ShardTensorSpec:
         return table
 
     # -- specs made from this one -------------------------------------------------------------------------------
-    def _new(self, placements, sizes, shape=None, stride=None):
+    def recut(self, placements, sizes, shape=None, stride=None):
+        """Another placement and extents (None: uncut) on each axis, unchecked; the same shape unless one is given."""
         return ShardTensorSpec(self.mesh, placements, self.shape if shape is None else shape, sizes, stride)
 
     def with_axis(self, axis, placement, sizes=None):
@@ -177,7 +179,7 @@ class ShardTensorSpec:
             placement = Shard(placement.dim % self.ndim)
             sizes = sizes if sizes is not None else chunk_sizes(self.shape[placement.dim], self.mesh.size(axis))
         placements[axis], all_sizes[axis] = placement, (tuple(sizes) if sizes is not None else None)
-        return self._new(placements, all_sizes)
+        return self.recut(placements, all_sizes)
 
     def replicated(self):
         """The same tensor, whole on every rank."""
@@ -189,7 +191,7 @@ class ShardTensorSpec:
         """The same tensor with every pending sum carried out."""
         if self._finished is None:
             done = [REPLICATE if isinstance(p, Partial) else p for p in self.placements]
-            object.__setattr__(self, "_finished", self._new(done, self.sizes))
+            object.__setattr__(self, "_finished", self.recut(done, self.sizes))
         return self._finished
 
     def whole(self, *dims):
@@ -227,14 +229,12 @@ class ShardTensorSpec:
                 p, s = Shard(to), tuple((sizes or {}).get(axis, s))
             placements.append(p)
             out_sizes.append(s)
-        return self._new(placements, out_sizes, shape)
+        return self.recut(placements, out_sizes, shape)
 
     def restrided(self, local):
         """This spec with the memory order of ``local``, this rank's part, where it is channels-last or expanded.
 
-        Any other order is called contiguous: it can be read off the strides of some parts and not of others (one row
-        is contiguous in more ways than one), and torch's derivatives of products choose their form by strides, which
-        must be the same form on all ranks.
+        Torch's derivatives of products choose their form by strides, which must be the same form on all ranks.
         """
         try:
             return self._restrided[local.stride()]
@@ -242,18 +242,8 @@ class ShardTensorSpec:
             return self._with_stride_of(local)
 
     def _with_stride_of(self, local):
-        if local.is_contiguous() or not (_overlaps(local) or _channels_last(local)):
-            stride = contiguous_stride(self.shape)
-        else:
-            order = sorted(range(self.ndim), key=lambda d: (-local.stride(d), d))
-            stride, step = [0] * self.ndim, 1
-            for d in reversed(order):
-                if local.stride(d) == 0 and local.shape[d] > 1:
-                    continue  # an expanded dim stays one: whoever writes in place must see that memory overlaps
-                stride[d] = step
-                step *= max(self.shape[d], 1)
-        stride = tuple(stride)
-        spec = self if stride == self.stride else self._new(self.placements, self.sizes, stride=stride)
+        stride = stride_like(local, self.shape)
+        spec = self if stride == self.stride else self.recut(self.placements, self.sizes, stride=stride)
         if all(isinstance(n, int) for n in local.stride()):
             self._restrided[local.stride()] = spec
         return spec
@@ -265,44 +255,12 @@ class ShardTensorSpec:
                 PARTIAL if isinstance(p, Replicate) else REPLICATE if isinstance(p, Partial) else p
                 for p in self.placements
             ]
-            object.__setattr__(self, "_cotangent", self._new(dual, self.sizes))
+            object.__setattr__(self, "_cotangent", self.recut(dual, self.sizes))
         return self._cotangent
-
-
-def _overlaps(local):
-    return any(step == 0 and n > 1 for n, step in zip(local.shape, local.stride()))
-
-
-def _channels_last(local):
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return local.ndim in formats and local.is_contiguous(memory_format=formats[local.ndim])
-
-
-def memory_format_of(tensor):
-    """Channels-last where that is the order of a plain tensor, contiguous otherwise."""
-    if tensor.is_contiguous() or not _channels_last(tensor):
-        return torch.contiguous_format
-    return torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
 
 
 def _placement_text(placement, sizes):
     return f"Shard({placement.dim}) {list(sizes)}" if sizes is not None else type(placement).__name__
-
-
-@lru_cache(maxsize=4096)
-def _contiguous_stride(shape):
-    stride, step = [], 1
-    for n in reversed(shape):
-        stride.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(stride))
-
-
-def contiguous_stride(shape):
-    try:
-        return _contiguous_stride(tuple(shape))
-    except TypeError:  # symbolic sizes are not hashable
-        return _contiguous_stride.__wrapped__(tuple(shape))
 
 
 @lru_cache(maxsize=4096)

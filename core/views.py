@@ -11,7 +11,7 @@ import itertools
 import torch
 
 from core._torch import NoTorchFunction
-from core.spec import contiguous_stride
+from core.strides import contiguous_stride
 
 
 def remember(orders, call, source, results):

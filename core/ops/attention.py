@@ -181,7 +181,7 @@ def _scores(q, k, v, lead, grouped):
                 break
         placements.append(choice[0])
         sizes.append(choice[1])
-    return q._new(placements, sizes, shape)
+    return q.recut(placements, sizes, shape)
 
 
 def _keys(scores, k, v, grouped):

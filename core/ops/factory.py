@@ -22,10 +22,10 @@ _VIEWS = {aten.detach, aten.alias}
 def in_format(x, memory_format):
     """The same cut with its memory in the order asked for; by default as it is, but an expanded dim is written out."""
     if memory_format in (None, torch.preserve_format):
-        return x if 0 not in x.stride else x._new(x.placements, x.sizes)
+        return x if 0 not in x.stride else x.recut(x.placements, x.sizes)
     if memory_format == torch.contiguous_format:
-        return x._new(x.placements, x.sizes)
-    return x._new(x.placements, x.sizes, stride=_packed(x.shape, [0, *range(2, x.ndim), 1]))
+        return x.recut(x.placements, x.sizes)
+    return x.recut(x.placements, x.sizes, stride=_packed(x.shape, [0, *range(2, x.ndim), 1]))
 
 
 def _packed(shape, order):

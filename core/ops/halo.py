@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 
 from core import collectives as c
-from core.spec import memory_format_of
+from core.strides import memory_format_of
 
 
 def fetch(t, dim, sizes, ranges, group):

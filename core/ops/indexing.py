@@ -167,4 +167,4 @@ def rows_of(func, x, dim, index):
     """The dim without its sign and the spec of an index that may be a single number."""
     if x.ndim == 0 or index.ndim > 1:
         raise ShardingError("needs a tensor with rows and a vector of their numbers", op=str(func), operands=[x, index])
-    return reduced_dims(x, dim)[0], index if index.ndim else index._new(index.placements, index.sizes, (1,))
+    return reduced_dims(x, dim)[0], index if index.ndim else index.recut(index.placements, index.sizes, (1,))

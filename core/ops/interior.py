@@ -18,7 +18,7 @@ import torch
 
 from core import collectives as c
 from core.formulas import Formula
-from core.spec import memory_format_of
+from core.strides import memory_format_of
 
 aten = torch.ops.aten
 

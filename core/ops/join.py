@@ -39,7 +39,7 @@ def cat(func, xs, dim=0):
     axis = lead.axis_of(dim)
     if axis is None:
         out = lead.reshaped(shape, same)
-        return Plan(tuple(x._new(lead.placements, lead.sizes) if x in joined else x for x in xs), out)
+        return Plan(tuple(x.recut(lead.placements, lead.sizes) if x in joined else x for x in xs), out)
     sizes = chunk_sizes(shape[dim], lead.mesh.size(axis))
     out = lead.reshaped(shape, same, {axis: sizes})
     borders, at, inputs = out.offsets(axis), 0, []
@@ -49,7 +49,7 @@ def cat(func, xs, dim=0):
             continue
         n = x.shape[dim]
         part = tuple(max(0, min(b, at + n) - max(a, at)) for a, b in zip(borders, borders[1:]))
-        inputs.append(x._new(lead.placements, [part if i == axis else s for i, s in enumerate(lead.sizes)]))
+        inputs.append(x.recut(lead.placements, [part if i == axis else s for i, s in enumerate(lead.sizes)]))
         at += n
     return Plan(tuple(inputs), out)
 

@@ -162,7 +162,7 @@ def contract(func, operands, result, stretches="", whole=""):
         else:
             placements.append(PARTIAL)
             sizes.append(None)
-    out = inputs[0]._new(placements, sizes, [extent[label] for label in result])
+    out = inputs[0].recut(placements, sizes, [extent[label] for label in result])
     return tuple(inputs), out
 
 

@@ -80,7 +80,7 @@ def meet(specs, func=None):
                 break
         placements.append(choice[0])
         sizes.append(choice[1])
-    return specs[0]._new(placements, sizes, shape, stride)
+    return specs[0].recut(placements, sizes, shape, stride)
 
 
 def operand(spec, target, func=None):
@@ -97,7 +97,7 @@ def operand(spec, target, func=None):
             p = REPLICATE
         placements.append(p)
         sizes.append(extents)
-    return spec._new(placements, sizes)
+    return spec.recut(placements, sizes)
 
 
 def _settle_pending(func, specs, target):

@@ -112,7 +112,7 @@ def multinomial(func, x, samples, replacement=False, *, generator=None):
     whole = x.whole(-1)
     if whole.is_sharded():
         whole = whole.replicated()
-    return Plan((whole,), whole._new(whole.placements, whole.sizes, (*x.shape[:-1], samples)), local)
+    return Plan((whole,), whole.recut(whole.placements, whole.sizes, (*x.shape[:-1], samples)), local)
 
 
 @op(aten.rrelu_with_noise, aten.rrelu_with_noise_)

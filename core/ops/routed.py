@@ -125,7 +125,7 @@ class _Trade(Function):
         shape = rows.shape[1:]
         unit = shape.numel() * rows.element_size()
         flat = rows.resolve_conj().reshape(-1).view(torch.uint8)  # bytes: not every wire carries every dtype
-        flat = c._send_all_to_all(flat, [n * unit for n in received], [n * unit for n in sent], group)
+        flat = c.send_flat(flat, [n * unit for n in received], [n * unit for n in sent], group)
         return flat.view(rows.dtype).view(sum(received), *shape)
 
     @staticmethod
