@@ -1,8 +1,9 @@
 """Figures: the loss curve, and how every figure is opened and stored. matplotlib is imported only to draw."""
 
 import json
-import os
 from pathlib import Path
+
+from apps.outputs import written
 
 
 def draw_losses(path, log):
@@ -51,13 +52,10 @@ def new_figure(rows, columns, width, height):
 
 
 def save_figure(figure, path):
-    """Written beside and renamed, as every output."""
+    """Writes a PNG and forgets the figure; returns the path."""
     from matplotlib import pyplot
 
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.partial.png")
-    figure.savefig(part, dpi=110, bbox_inches="tight")
+    with written(path) as (part,):
+        figure.savefig(part, dpi=110, bbox_inches="tight")
     pyplot.close(figure)
-    os.replace(part, path)
-    return path
+    return Path(path)

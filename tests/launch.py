@@ -68,8 +68,10 @@ def _start(rank, world, port, file, function, args):
 
 
 def succeed(world, function, *args, **kwargs):
-    """As :func:`launch`, for a function that must not fail, and that leaves its process group before it returns."""
+    """As :func:`launch`, for a function that must not fail, and that leaves its process group before it returns;
+    standard error by rank."""
     outcome = launch(world, function, *args, **kwargs)
     assert all(status == 0 for status, _ in outcome), "\n".join(
         f"rank {rank}: exit status {status}\n{text}" for rank, (status, text) in enumerate(outcome)
     )
+    return [text for _, text in outcome]

@@ -13,7 +13,7 @@ from launch import launch
 
 from apps.aero import evaluate, infer, train
 from apps.aero.dataset import Points, Scaling
-from apps.aero.outputs import written
+from apps.outputs import temporary, written
 from core import InputError, checkpoint
 from data.aero.archive import AeroReader
 from data.aero.geometry import area_vectors
@@ -114,6 +114,10 @@ def test_outputs_are_whole_or_absent(tmp_path):
         a.write_text("1")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+    temporary(tmp_path / "a").write_text("of a run that was killed")
+    with written(tmp_path / "a") as (a,):
+        a.write_text("1")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "1")]
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"), written(tmp_path / "file" / "a"):
         pass

@@ -19,10 +19,10 @@ from apps.aero.profiles import box_of, centreline, wake
 from apps.aero.states import States, streamed
 from core import InputError, scatter_tensor
 from data.aero.archive import AeroReader
-from data.aero.files import sha256
 from data.aero.geometry import triangles
 from data.aero.synthetic import make_body, synthetic_archive
 from data.aero.vtk_files import write_hexahedra, write_stl
+from data.files import sha256
 
 JOINT = ModelConfig(width=16, layers=2, heads=2, slices=4, volume=(7, 4))
 SIZES = ["--points", "256", "--width", "16", "--layers", "1", "--heads", "2", "--slices", "4"]

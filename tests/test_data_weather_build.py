@@ -29,10 +29,10 @@ from weather_files import (
     write_mrms,
 )
 
+from data.files import sha256
 from data.processes import end_with_parent
 from data.weather import build, stageiv, writer
 from data.weather.archive import WeatherReader
-from data.weather.files import sha256
 from data.weather.netcdf import opened
 from data.weather.sources import regular
 

@@ -182,7 +182,7 @@ def _summary(times, **options):
     config = SimpleNamespace(
         **({"draws": 200, "block_hours": 0.0, "seed": 0, "steps": 2, "members": 1} | options), split="test"
     )
-    facts = SimpleNamespace(shape=(8, 8), x=(0.0, 7e3), channels=("rain",), units=("mm",), step_minutes=10.0)
+    facts = SimpleNamespace(shape=(8, 8), km=1.0, channels=("rain",), units=("mm",), step_minutes=10.0)
     edges, ones = metrics.bands((8, 8)), torch.ones(8, 8, dtype=torch.bool)
     sums = {}
     for source, off in (("model", 1.0), ("persistence", 2.0)):

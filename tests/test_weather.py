@@ -448,7 +448,7 @@ def test_training_needs_torch_numpy_xarray_and_zarr_only(folder, tmp_path):
         [sys.executable, "-c", BLOCKED, *arguments], env=env, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "checkpoint" in done.stdout and "no figure: matplotlib is not installed" in done.stdout
+    assert "checkpoint" in done.stdout and "no figure: matplotlib is not installed" in done.stderr
 
 
 # -- bad input ------------------------------------------------------------------------------------------------------

@@ -218,11 +218,13 @@ def resumed(rank, arguments):
 
 
 def test_a_forecast_goes_on_under_another_cut(folder, trained, coupled, monkeypatch):
-    """Begun by one process, whose chunks two ranks would share; a kill while they were changed has left its traces."""
+    """Begun by one process, whose chunks two ranks would share; killed while they were changed, between two names."""
     arguments = [str(x) for x in _arguments(folder, trained, "recut.zarr")]
     break_off(arguments, 2, monkeypatch)
-    (folder / ".recut.partial.old" / "refc").mkdir(parents=True)
-    succeed(2, resumed, arguments)
+    part = folder / ".recut.partial.zarr"
+    part.rename(part.with_suffix(".old"))
+    part.with_suffix(".recut").mkdir()
+    assert "going on after step 2\n" in succeed(2, resumed, arguments)[0]
     got, want = (xarray.open_zarr(path) for path in (folder / "recut.zarr", coupled))
     assert got.refc.encoding["chunks"][-2] < want.refc.encoding["chunks"][-2] and not list(folder.glob(".recut*"))
     for name in want.data_vars:

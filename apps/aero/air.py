@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from apps.aero import metrics
-from apps.aero.outputs import on_disk
 from apps.agree import together
+from apps.outputs import on_disk
 from data.aero.vtu_writer import VtuWriter
 
 SAMPLE = 200_000  # points to draw

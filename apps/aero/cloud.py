@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from apps.aero.dataset import KINDS, Points, rows_of
-from apps.aero.outputs import on_disk
 from apps.agree import together
+from apps.outputs import on_disk
 from core import InputError
 from data.aero.distance import NearestSurface
 from data.aero.drivaerml import whole_or_parts

@@ -15,7 +15,6 @@ from apps.aero import figures, submission
 from apps.aero.baselines import baselines
 from apps.aero.dataset import require_runs, runs_of
 from apps.aero.metrics import COUNT, summary
-from apps.aero.outputs import drawn, write_json, written
 from apps.aero.page import write_page
 from apps.aero.predict import judge, load_model, predict
 from apps.aero.profiles import box_of, centreline, wake
@@ -23,6 +22,7 @@ from apps.aero.shown import table
 from apps.aero.statistics import confidence, pair_differences
 from apps.agree import together
 from apps.cli import check_counts, option, parse
+from apps.outputs import drawn, write_json, written
 from core import DistributedManager
 from core.command import command
 from data.aero.archive import AeroReader

@@ -18,16 +18,16 @@ from apps.aero.air import write_air
 from apps.aero.body import prepare
 from apps.aero.cloud import BodyCloud, RunCloud
 from apps.aero.dataset import require_runs
-from apps.aero.outputs import temporary
 from apps.aero.predict import cells_of, gathered, load_model, outputs, read_cloud, scattered
 from apps.aero.solution import Solution, volume_path, write
 from apps.aero.states import States
 from apps.agree import together
 from apps.cli import check_counts, option, parse
+from apps.outputs import temporary
 from core import DistributedManager, InputError
 from core.command import command
 from data.aero.archive import AeroReader
-from data.aero.files import sha256
+from data.files import sha256
 
 RUN_ONLY = {"archive", "vtp"}
 AIR = {"volume", "query"}

@@ -8,7 +8,7 @@ import torch
 
 from apps.aero import figures, metrics
 from apps.aero.forces import coefficients, force_sums, reference_of
-from apps.aero.outputs import drawn, write_json, written
+from apps.outputs import drawn, write_json, written
 from data.aero.geometry import Polygons
 
 GEOMETRY = ("position", "normal", "area")

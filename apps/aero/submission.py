@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 
-from apps.aero.outputs import write_json
+from apps.outputs import write_json
 from core import InputError
-from data.aero.files import sha256
+from data.files import sha256
 
 ROWS = 1_000_000
 VECTOR = {"surface": "wallShearStressMeanTrim", "volume": "UMeanTrim"}

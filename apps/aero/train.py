@@ -17,13 +17,13 @@ from apps.aero.config import EMBEDDED, EMBEDDED_VOLUME, TrainConfig
 from apps.aero.dataset import Points, Scaling, Stacked, require_runs, rows_of, runs_of, sample_start
 from apps.aero.losses import field_loss, force_loss, std_over_q
 from apps.aero.model import Transolver
-from apps.aero.outputs import drawn, written
 from apps.aero.predict import KIND, judge, load_model, predict
 from apps.aero.shapes import training_facts
 from apps.aero.shown import table
 from apps.agree import together
 from apps.cli import parse
 from apps.loop import fit, start
+from apps.outputs import drawn, written
 from core import DistributedManager, InputError, checkpoint
 from core.command import command
 from data.aero.archive import AeroReader

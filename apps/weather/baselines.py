@@ -134,8 +134,7 @@ def _nowcasts(names, frames, fields, c, steps, members, seed):
     carried = nowcasts.extrapolate(latest, velocity, steps)[:, None]
     rows = {"extrapolation": carried}
     if "steps" in names:
-        km = (facts.x[1] - facts.x[0]) / (facts.shape[1] - 1) / 1e3
-        noisy = nowcasts.steps_ensemble(fields, velocity, steps, members, km, facts.step_minutes, seed)
+        noisy = nowcasts.steps_ensemble(fields, velocity, steps, members, facts.km, facts.step_minutes, seed)
         noisy = carried.repeat(members, 1) if noisy is None else np.moveaxis(noisy, 0, 1)
         rows["steps"] = np.where(noisy < nowcasts.ECHO, facts.floor[c], noisy)
     return np.concatenate([rows[name] for name in names], 1)

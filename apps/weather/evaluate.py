@@ -24,7 +24,7 @@ from apps.weather import baselines, figures, maps, results
 from apps.weather.dataset import Frames
 from apps.weather.ensemble import EnsembleConfig, chosen, load_stages, policy_of
 from apps.weather.hrrr import Hrrr
-from apps.weather.product import provenance
+from apps.weather.provenance import provenance
 from apps.weather.report import write_report
 from apps.weather.rollout import rollout, rounds, spread
 from apps.weather.stages import merged

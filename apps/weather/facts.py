@@ -72,6 +72,11 @@ class Facts:
         return 2 * self.history * len(self.channels) + PARTS * len(self.background) + SKY + len(self.static)
 
     @property
+    def km(self):
+        """Between points."""
+        return (self.x[1] - self.x[0]) / (self.shape[1] - 1) / 1e3
+
+    @property
     def step(self):
         return np.timedelta64(round(self.step_minutes * 60), "s")
 

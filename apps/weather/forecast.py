@@ -18,7 +18,8 @@ from apps.meshes import domain_of, mesh_of
 from apps.weather.dataset import Frames
 from apps.weather.ensemble import EnsembleConfig, load_stages, policy_of
 from apps.weather.policy import MASK
-from apps.weather.product import Product, check_path, provenance
+from apps.weather.product import Product, check_path
+from apps.weather.provenance import provenance
 from apps.weather.rollout import rollout, share
 from apps.weather.stages import merged
 from core import DistributedManager, InputError

@@ -9,6 +9,7 @@ from io import BytesIO
 
 import numpy as np
 
+from apps.outputs import written
 from apps.report import new_figure, save_figure
 from apps.weather.events import LEAST, SOLAR
 from apps.weather.figures import SOURCES
@@ -81,10 +82,9 @@ def animate(path, rows, titles, x, y, lines, channel, label):
         picture = BytesIO()
         figure.savefig(picture, dpi=75, bbox_inches=box)
         frames.append(Image.open(picture).convert("RGB").quantize(dither=Image.Dither.NONE))
-    part = path.with_name(f".{path.name}")
-    frames[0].save(part, "GIF", save_all=True, append_images=frames[1:], duration=500, loop=0)
     pyplot.close(figure)
-    part.rename(path)
+    with written(path) as (part,):
+        frames[0].save(part, "GIF", save_all=True, append_images=frames[1:], duration=500, loop=0)
     return path
 
 

@@ -2,10 +2,10 @@
 
 import base64
 import json
-import os
 from html import escape
 from pathlib import Path
 
+from apps.outputs import written
 from apps.weather.figures import SOURCES, event_names, in_units
 from apps.weather.results import FEWEST, better, pick
 
@@ -32,10 +32,8 @@ def write_report(path, results, figures):
         parts += [_figure(*figure) for figure in figures.get(channel, [])]
     parts.append(f"<details><summary>Provenance</summary><pre>{escape(_provenance(results))}</pre></details>")
     text = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Verification</title><style>{STYLE}</style>"
-    path = Path(path)
-    part = path.with_name(f".{path.name}.partial")
-    part.write_text(f"{text}<body>{''.join(parts)}</body></html>")
-    os.replace(part, path)
+    with written(path) as (part,):
+        part.write_text(f"{text}<body>{''.join(parts)}</body></html>")
     return path
 
 

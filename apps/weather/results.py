@@ -19,9 +19,7 @@ Scores end in a dim of their own: rank_histogram and reliability of members + 1 
 power_ratio of bands. Source "observed" has the power only. docs/verification.md defines the scores.
 """
 
-import json
 import math
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,6 +27,7 @@ import numpy as np
 import torch
 
 from apps import metrics
+from apps.outputs import write_json, written
 from apps.weather.events import AT_SUN, EVENTS, SUN, WINDOWS
 from data.weather.channels import CHANNELS
 
@@ -65,8 +64,7 @@ def summarize(sums, facts, times, config, sources, about):
             for source in again
             if source not in ("model", "observed")
         }
-    spacing = (facts.x[1] - facts.x[0]) / (facts.shape[1] - 1) / 1e3
-    length, edges = spacing * max(facts.shape), metrics.bands(facts.shape)
+    length, edges = facts.km * max(facts.shape), metrics.bands(facts.shape)
     return _plain({
         "schema": SCHEMA,
         "cases": [str(t) for t in times],
@@ -76,7 +74,7 @@ def summarize(sums, facts, times, config, sources, about):
         "units": dict(zip(facts.channels, facts.units)),
         "long_names": {name: CHANNELS[name].long_name.replace(" um", " µm") for name in facts.channels},
         "events": {c: asdict(EVENTS[c]) for c in facts.channels if c in EVENTS},
-        "windows": {"cells": WINDOWS, "km": [w * spacing for w in WINDOWS]},
+        "windows": {"cells": WINDOWS, "km": [w * facts.km for w in WINDOWS]},
         "wavelengths_km": [[length / k for k in part] for part in (edges[:-1], edges[1:])],
         **found,
         "sun": _by_sun(tree),
@@ -137,12 +135,10 @@ def _plain(value):
 
 def write(results, folder):
     """``results.json`` in a folder, complete or absent."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / ".results.json.partial"
-    part.write_text(json.dumps(results))
-    os.replace(part, folder / "results.json")
-    print(f"results {folder / 'results.json'}")
+    path = Path(folder) / "results.json"
+    with written(path) as (part,):
+        write_json(part, results)
+    print(f"results {path}")
 
 
 def show(results):

@@ -16,6 +16,7 @@ from apps import loop, metrics
 from apps.agree import together
 from apps.cli import check_counts, parse
 from apps.meshes import domain_of
+from apps.outputs import drawn
 from apps.report import draw_losses
 from apps.weather import diffusion
 from apps.weather.baselines import persistence
@@ -224,10 +225,9 @@ def report(result, config):
             channel, score, _ = name.split("/")
             print(f"{channel + ' ' + score:32}{value:10.3f}{result.scores[f'{channel}/{score}/persistence']:14.3f}")
     print(f"checkpoint {result.checkpoint}")
-    try:
-        print(f"figure {draw_losses(Path(config.out) / 'loss.png', Path(config.out) / 'log.jsonl')}")
-    except ModuleNotFoundError as missing:
-        print(f"no figure: {missing.name} is not installed")
+    figure = Path(config.out) / "loss.png"
+    if drawn(draw_losses, figure, Path(config.out) / "log.jsonl"):
+        print(f"figure {figure}")
 
 
 @command

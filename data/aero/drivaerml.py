@@ -9,10 +9,11 @@ from pathlib import Path
 
 from core.errors import InputError
 from data.aero.cells import surface_arrays
-from data.aero.files import number, read_row, require, sha256, vector
+from data.aero.files import number, read_row, require, vector
 from data.aero.volume import VolumeCells, body_of
 from data.aero.vtk_files import DRIVAERML, read_surface
 from data.aero.writing import Run
+from data.files import sha256
 
 U, RHO, NU = 38.889, 1.0, 1.507e-5
 COEFFICIENTS = ("Cd", "Cl", "Clf", "Clr", "Cs")

@@ -1,8 +1,7 @@
-"""Small files around the meshes: one-row CSVs, parameters, the solver's coefficients, and hashes of sources."""
+"""Small files around the meshes: one-row CSVs, parameters and the solver's coefficients."""
 
 import csv
 import gzip
-import hashlib
 import json
 from pathlib import Path
 
@@ -17,12 +16,6 @@ def require(path, remedy="Fetch it, or leave this run out"):
     if not path.is_file():
         raise InputError("no such file", file=path, remedy=remedy)
     return path
-
-
-def sha256(path):
-    """Hexadecimal sha256 of a file's bytes."""
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_row(path):

@@ -25,11 +25,12 @@ from core.errors import InputError
 from data.aero.bodies import read_body
 from data.aero.cells import surface_arrays
 from data.aero.drivaerml import whole_or_parts
-from data.aero.files import number, require, sha256
+from data.aero.files import number, require
 from data.aero.foam import sources_of
 from data.aero.geometry import Polygons
 from data.aero.volume import VolumeCells, body_of
 from data.aero.writing import Run
+from data.files import sha256
 
 NUMBERS = ("U", "rho", "nu", "Aref", "Lref")
 STATED = ("Cd", "Cl", "Cs", "CmPitch")

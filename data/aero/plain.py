@@ -10,10 +10,11 @@ import numpy as np
 
 from core.errors import InputError
 from data.aero.cells import surface_arrays
-from data.aero.files import read_coefficients, read_parameters, require, sha256, vector
+from data.aero.files import read_coefficients, read_parameters, require, vector
 from data.aero.volume import VolumeCells, body_of
 from data.aero.vtk_files import OPENFOAM, read_surface
 from data.aero.writing import Run
+from data.files import sha256
 
 
 def read_run(directory, *, volume=False, names=OPENFOAM):

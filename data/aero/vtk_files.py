@@ -99,7 +99,7 @@ def _write(data, path):
     from vtkmodules import vtkIOXML
 
     kind = "PolyData" if Path(path).suffix == ".vtp" else "UnstructuredGrid"
-    temporary = Path(path).with_name(f".{os.getpid()}.{Path(path).name}")
+    temporary = Path(path).with_name(f".partial.{Path(path).name}")
     writer = getattr(vtkIOXML, f"vtkXML{kind}Writer")(file_name=str(temporary))
     writer.SetInputData(data)
     writer.SetDataModeToBinary()

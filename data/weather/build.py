@@ -19,9 +19,9 @@ import numpy as np
 
 from core.command import command
 from core.errors import InputError
+from data.files import sha256
 from data.weather.archive import WeatherReader
 from data.weather.channels import CHANNELS
-from data.weather.files import sha256
 from data.weather.grid import hrrr_crop
 from data.weather.nwp import FIELDS, Model
 from data.weather.scheduler import spread

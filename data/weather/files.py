@@ -1,6 +1,5 @@
 """Raw files that may be broken: each is named and left out, unless the whole build is to stop at the first."""
 
-import hashlib
 from pathlib import Path
 
 from core.errors import InputError
@@ -18,12 +17,6 @@ def find_files(folder, *patterns):
         raise InputError(f"holds no file like {' or '.join(patterns)}", file=folder,
                          remedy="Check the folder")  # fmt: skip
     return files
-
-
-def sha256(path):
-    """Hex digest of a file's bytes."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Attempt:

@@ -10,9 +10,10 @@ from collections import defaultdict
 import numpy as np
 
 from core.errors import InputError
+from data.files import sha256
 from data.weather import abi, glm, mrms
 from data.weather.channels import CHANNELS
-from data.weather.files import Attempt, find_files, sha256
+from data.weather.files import Attempt, find_files
 from data.weather.packing import COUNTS, ROUNDED, centred
 from data.weather.regrid import CellMean
 

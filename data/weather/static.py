@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from core.errors import InputError
+from data.files import sha256
 from data.weather.fields import read_field, resample
-from data.weather.files import sha256
 from data.weather.grid import EARTH_RADIUS
 
 RANGE = 230e3  # m: how far the base reflectivity of a WSR-88D reaches

@@ -23,8 +23,8 @@ def on_disk(path):
 
 
 def temporary(path):
-    """Where to write what is to appear as ``path``."""
-    return Path(path).with_name(f".{os.getpid()}.{Path(path).name}")
+    """Where to write what is to appear as ``path``; always the same, so that what a kill leaves is written over."""
+    return Path(path).with_name(f".partial.{Path(path).name}")
 
 
 @contextmanager
