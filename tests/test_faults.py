@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import fault_worker
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from launch import launch, succeed
 from test_loop import ROWS, Toy, make, options
 
+from apps.agree import together
 from apps.loop import fit, restarted, start
 from apps.loop import launch as launched
 from core import DistributedManager, InputError, checkpoint
@@ -192,6 +194,29 @@ class Steep(Toy):
     def loss(self, model, samples):
         out = super().loss(model, samples)
         return out + (out * 0).sqrt() if samples[0][1] >= 3 * 4 else out
+
+
+def _together(meshes):
+    """An error of one rank, whatever it is, is raised on all of a group, and by nobody else."""
+    rank, mesh = dist.get_rank(), meshes["2x2"]
+    for error, kind in (
+        (InputError("a chunk is damaged", file="c/0"), InputError),
+        (PermissionError(13, "Permission denied", "c/0"), OSError),
+        (KeyError("bt13"), RuntimeError),
+    ):
+        with pytest.raises(kind) as caught, together():
+            if rank in (1, 2):
+                raise error
+        words = str(error) if kind is InputError else f"rank 1: {type(error).__name__}: {error}"
+        assert str(caught.value) == words and (caught.value.__cause__ is error) == (rank in (1, 2))
+    group, mine = mesh.get_group(1), mesh.get_coordinate()[0]
+    with pytest.raises(RuntimeError, match="rank 3") if mine else nullcontext(), together(group):
+        if rank == 3:
+            raise KeyError("bt13")
+
+
+def test_an_error_of_one_rank_ends_all(pool):
+    pool.run(_together)
 
 
 def _stops(meshes, folder, task, fsdp, words):
