@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from apps.checkpoints import check_kind
 from apps.cli import check_counts, option
 from apps.finite import checked_loss
 from apps.meshes import mesh_of
@@ -289,13 +290,3 @@ def schedule(step, config):
         return 1.0
     done = min((step - config.warmup) / max(config.steps - config.warmup, 1), 1.0)
     return 1 - 0.9 * done if config.decay == "linear" else 0.55 + 0.45 * math.cos(math.pi * done)
-
-
-def check_kind(state, kind, path):
-    """Refuses a checkpoint of another application or model family."""
-    if state.get("kind") != kind:
-        raise InputError(
-            f"a checkpoint of {state.get('kind')!r}, not of {kind!r}",
-            file=path,
-            remedy="Give a checkpoint written by the training command of this application.",
-        )

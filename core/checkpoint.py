@@ -147,7 +147,7 @@ def read_state(path):
             raise ValueError(file)
         return state
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError("no checkpoint", file=path, remedy="Give the step_... folder that training printed.") from None
+        raise InputError("no checkpoint", file=path, remedy="Give the step_... folder that training printed") from None
     except (ValueError, AttributeError):
         raise InputError("not a readable checkpoint", file=file, remedy=EARLIER) from None
 

@@ -18,7 +18,8 @@ _HALF = torch.float16, torch.bfloat16
 @dataclass(frozen=True)
 class Device:
     """Data sheet of a GPU: dense half-precision, fp32 and fp64 operations per second, memory in bytes and bytes per
-    second, bytes per second that it sends over NVLink within a node and over the network of its usual node."""
+    second, bytes per second that it sends over NVLink within a node and over the network of its usual node, and bytes
+    of memory that cuBLAS keeps for each thread that uses it."""
 
     half: float
     single: float
@@ -27,6 +28,7 @@ class Device:
     bandwidth: float
     nvlink: float
     network: float
+    workspace: int
 
     def link(self, ranks):
         """Bytes per second of messages among so many ranks that are neighbours."""
@@ -36,11 +38,10 @@ class Device:
 NODE = 8  # GPUs
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"}
 _OURS = "slot_", "neighborhood_"
-_WORKSPACE = 32 * 2**20  # bytes that cuBLAS keeps for each thread that uses it, on Hopper; 8 MiB before
 DEVICES = {
-    "h200": Device(989e12, 67e12, 67e12, 139 * 2**30, 4.8e12, 450e9, 50e9),
-    "h100": Device(989e12, 67e12, 67e12, 79 * 2**30, 3.35e12, 450e9, 50e9),
-    "a100": Device(312e12, 19.5e12, 19.5e12, 79 * 2**30, 2.04e12, 300e9, 25e9),
+    "h200": Device(989e12, 67e12, 67e12, 139 * 2**30, 4.8e12, 450e9, 50e9, 32 * 2**20),
+    "h100": Device(989e12, 67e12, 67e12, 79 * 2**30, 3.35e12, 450e9, 50e9, 32 * 2**20),
+    "a100": Device(312e12, 19.5e12, 19.5e12, 79 * 2**30, 2.04e12, 300e9, 25e9, 8 * 2**20),
 }
 
 
@@ -86,9 +87,9 @@ def device_named(name):
     return DEVICES[name]
 
 
-def workspaces(work):
+def workspaces(work, device):
     """Bytes that stay with cuBLAS once matrices were multiplied: forward and backward pass are a thread each."""
-    return 2 * _WORKSPACE if any(w.name in _PRODUCTS for w in work) else 0
+    return 2 * device.workspace if any(w.name in _PRODUCTS for w in work) else 0
 
 
 def seconds(work, calls, wrapped, messages, link, device, fitted=FITTED):

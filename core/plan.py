@@ -77,13 +77,13 @@ def plan(
     Raises:
         InputError: an unknown device or optimizer, or where a process group is there already.
     """
-    how = dict(dtype=dtype, step=step, autocast=autocast, input_gradients=input_gradients, sizes=sizes)
-    kind, states = device_named(device), _states(optimizer)
+    states, how = _states(optimizer), dict(dtype=dtype, device=device, step=step, autocast=autocast, sizes=sizes)
+    how["input_gradients"] = input_gradients
     one = share(make_model, inputs, placements, (1,) * len(mesh_shape), **how)
     cut = share(make_model, inputs, placements, mesh_shape, rank=rank, **how)
     for s in (one, cut):
         s.optimizer, s.ema = states * s.gradients, ema * s.gradients
-    return Report(one, cut, kind)
+    return Report(one, cut, device_named(device))
 
 
 def _states(optimizer):
@@ -103,6 +103,7 @@ def share(
     mesh_shape,
     *,
     dtype=torch.bfloat16,
+    device="h200",
     step=None,
     autocast=None,
     input_gradients=False,
@@ -110,7 +111,7 @@ def share(
     rank=None,
 ):
     """The :class:`core.planned.Share` of one rank of a mesh, without an optimizer; arguments as of :func:`plan`."""
-    rank = rank if rank is not None else int(prod(mesh_shape[1:]) > 2)
+    kind, rank = device_named(device), rank if rank is not None else int(prod(mesh_shape[1:]) > 2)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_mesh(tuple(mesh_shape), rank) as mesh, as_on_a_gpu(), fake, Meter() as meter:
         model = _converted(make_model(), dtype)
@@ -129,7 +130,7 @@ def share(
         gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
         memory = weights, held - weights, gradients, meter.peak - held
         counted = meter.work, meter.calls, meter.wrapped
-        return Share(tuple(mesh_shape), rank, *memory, forward, backward, *counted, workspaces(meter.work))
+        return Share(tuple(mesh_shape), rank, *memory, forward, backward, *counted, workspaces(meter.work, kind))
 
 
 def _converted(model, dtype):

@@ -4,7 +4,7 @@ Torch's documentation lists them ("CUDA Ops that can autocast to float32"). What
 losses) is left to it.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -61,17 +61,17 @@ def widens(kind):
 def gpu_autocast(dtype):
     """``torch.autocast`` to ``dtype`` for tensors of the CPU, as for those of a GPU."""
     global _as_gpu
-    _as_gpu = True
+    before, _as_gpu = _as_gpu, True
     try:
-        with _widened_library(dtype):
+        with nullcontext() if before else _widened_library(), torch.autocast("cpu", dtype):
             yield
     finally:
-        _as_gpu = False
+        _as_gpu = before
 
 
 @contextmanager
-def _widened_library(dtype):
-    with scoped_library("aten", "IMPL") as library, torch.autocast("cpu", dtype):
+def _widened_library():
+    with scoped_library("aten", "IMPL") as library:
         for names, kernel in ((_WIDENED, _widened), (_SUMMED, _summed)):
             for name in names:
                 library.impl(name, kernel(_operator(name)), "AutocastCPU")

@@ -25,11 +25,11 @@ from benchmarks.scaling_model import GOAL, MEASURED, shares
 from core import InputError, neighborhood_attention, parallelize, plan, scatter_tensor
 from core._torch import FakeTensorMode
 from core.debug import trace
-from core.devices import FITTED, device_named
+from core.devices import FITTED, device_named, workspaces
 from core.gradients import gather_in_buckets
-from core.meter import Meter
+from core.meter import Meter, Work
 from core.plan import fake_mesh
-from core.precision import gpu_autocast
+from core.precision import gpu_autocast, widens
 
 MODELS = {
     "attention": (Attention, [(8, 8, 256, 64)] * 3, 2, None),
@@ -221,6 +221,8 @@ def test_kernels_of_gpus_are_planned():
 def test_what_cannot_be_planned_is_refused():
     with pytest.raises(InputError, match="device"):
         predicted("vit", device="abacus")
+    products = {Work("mm", 1, 1, torch.bfloat16): 1}
+    assert [workspaces(products, device_named(name)) >> 20 for name in ("h100", "a100")] == [64, 16]
     with pytest.raises(InputError, match="optimizer"):
         predicted("vit", optimizer="luck")
     with fake_mesh((1, 2)), pytest.raises(InputError, match="process group"):
@@ -237,6 +239,9 @@ def test_autocast_is_that_of_a_gpu():
         assert y.dtype == F.gelu(y).dtype == torch.bfloat16
         assert {t.dtype for t in wide} == {torch.float32}
         torch.testing.assert_close(wide[2], y.float().softmax(-1))
+        with gpu_autocast(torch.float16):
+            assert F.linear(x, w).dtype == torch.float16
+        assert widens("cpu") and y.exp().dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert F.layer_norm(F.linear(x, w), (8,)).dtype == torch.bfloat16
 

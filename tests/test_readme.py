@@ -63,7 +63,7 @@ def shortened(line):
 
 
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("section, count", [("Weather", 7), ("Aero", 5)])
+@pytest.mark.parametrize("section, count", [("Weather", 6), ("Aero", 4)])
 def test_commands_run_as_they_stand(section, count, full, tmp_path):
     lines = commands(section)
     assert len(lines) == count, lines

@@ -21,6 +21,7 @@ from apps.aero.profiles import box_of, centreline, wake
 from apps.aero.shown import table
 from apps.aero.statistics import confidence, pair_differences
 from apps.agree import together
+from apps.checkpoints import find
 from apps.cli import check_counts, option, parse
 from apps.outputs import drawn, write_json, written
 from core import DistributedManager
@@ -45,7 +46,7 @@ BASELINES = {"mean_field": "mean of training shapes", "nearest_shape": "nearest 
 class EvaluateConfig:
     """Options of python -m apps.aero.evaluate."""
 
-    checkpoint: str = field(metadata={"help": "step_... folder that training printed"})
+    checkpoint: str = field(metadata={"help": "folder of a training, or a step of it"})
     archive: str = field(metadata={"help": "aero archive"})
     split: str = option("test", "which runs", choices=tuple(LABELS))
     out: str = option("runs/aero-evaluate", "folder to write to")
@@ -62,6 +63,7 @@ def main(argv=None):
     check_counts(config, "chunk")
     DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((-1, config.domain), ("ddp", "domain"))
+    config.checkpoint = find(config.checkpoint)
     model, scalings, state = load_model(config.checkpoint)
     reader = AeroReader(config.archive)
     runs = runs_of(reader, config.split)

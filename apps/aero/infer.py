@@ -22,6 +22,7 @@ from apps.aero.predict import cells_of, gathered, load_model, outputs, read_clou
 from apps.aero.solution import Solution, volume_path, write
 from apps.aero.states import States
 from apps.agree import together
+from apps.checkpoints import find
 from apps.cli import check_counts, option, parse
 from apps.outputs import temporary
 from core import DistributedManager, InputError
@@ -41,7 +42,7 @@ AXES = ("x", "-x", "y", "-y", "z", "-z")
 class InferConfig:
     """Options of python -m apps.aero.infer."""
 
-    checkpoint: str = field(metadata={"help": "step_... folder that training printed"})
+    checkpoint: str = field(metadata={"help": "folder of a training, or a step of it"})
     out: str = option("runs/aero-infer", "folder to write to")
     archive: str | None = option(None, "aero archive that holds the run")
     run: str | None = option(None, "run id")
@@ -75,6 +76,7 @@ def main(argv=None):
     _check(config)
     DistributedManager.initialize()
     mesh = DistributedManager().initialize_mesh((1, -1), ("ddp", "domain"))
+    config.checkpoint = find(config.checkpoint)
     model, scalings, state = load_model(config.checkpoint)
     solve = _run if config.surface is None else _surface
     found = solve(config, model, scalings, state["task"], mesh["domain"])

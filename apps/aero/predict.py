@@ -16,7 +16,7 @@ from apps.aero.dataset import KINDS, Points, Scaling
 from apps.aero.model import ModelConfig, Transolver
 from apps.aero.states import streamed
 from apps.agree import together
-from apps.loop import check_kind
+from apps.checkpoints import check_kind
 from apps.metrics import reduce
 from core import DistributedManager, InputError, ShardTensor, checkpoint, make_spec, scatter_tensor
 from data.sharded import read_sharded

@@ -103,7 +103,7 @@ class TrainConfig(LoopConfig):
     sigma_max: float | None = option(None, "most noise of the sampler and of the log-uniform law (preset)")
     boundaries: tuple[float, ...] | None = option(None, "noise levels between experts, rising (preset)")
     expert: int | None = option(None, "which expert to train, 0 for the least noise; left out: one model for all noise")
-    start_from: str | None = option(None, "step_... folder whose averaged weights a training starts with")
+    start_from: str | None = option(None, "folder of a training, or a step of it, whose averaged weights are the start")
     steps: int | None = option(None, "optimizer steps in all (preset)")
     batch: int | None = option(None, "global batch size, cut over the data groups (preset)")
     lr: float | None = option(None, "peak learning rate (preset)")

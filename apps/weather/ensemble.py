@@ -16,8 +16,8 @@ from core.capture import capture
 class EnsembleConfig:
     """Options of what makes ensembles."""
 
-    satellite: tuple[str, ...] | None = option(None, "step_... folder of the model of the bands that --checkpoint is "
-                                               "told, or one of each expert")  # fmt: skip
+    satellite: tuple[str, ...] | None = option(None, "training of the model of the bands that --checkpoint is told, "
+                                               "or a step of it; one of each expert")  # fmt: skip
     steps: int = option(6, "steps ahead")
     members: int = option(4, "ensemble members")
     seed: int = option(0, "of the ensemble")

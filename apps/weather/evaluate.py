@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from apps import metrics
 from apps.agree import together
+from apps.checkpoints import find
 from apps.cli import check_counts, option, parse
 from apps.meshes import domain_of, mesh_of
 from apps.weather import baselines, figures, maps, results
@@ -36,15 +37,16 @@ from data.weather.archive import WeatherReader
 from data.weather.grid import HRRR_CRS
 from data.weather.states import state_lines_xy
 
-RUN = Path("runs/weather")
+RUN = "runs/weather"
 
 
 @dataclass(kw_only=True)
 class EvaluateConfig(EnsembleConfig):
     """Options of an evaluation."""
 
-    checkpoint: tuple[str, ...] | None = option(None, "step_... folder of a training, or one of each expert; left out: "
-                                                f"the last one of {RUN}")  # fmt: skip
+    checkpoint: tuple[str, ...] | None = option(
+        None, f"folder of a training or a step of it, or one of each expert; left out: {RUN}"
+    )
     forecast: tuple[str, ...] | None = option(None, "files of apps.weather.forecast to score instead of new forecasts")
     archive: str | None = option(None, "archive with the split to score; left out: the one of the training")
     out: str = option("runs/weather/evaluation", "folder of results.json, report.html and the figures")
@@ -86,8 +88,9 @@ def main(argv=None):
 def _made(config, mesh):
     """New forecasts of a checkpoint: a function of a case to its ensembles, frames, cases, and where they come from."""
     with together():
-        config.checkpoint = config.checkpoint or (find_checkpoint(),)
-        reader = WeatherReader(config.archive or checkpoint.read_state(config.checkpoint[0])["task"]["archive"])
+        config.checkpoint = config.checkpoint or (RUN,)
+        state = checkpoint.read_state(find(config.checkpoint[0]))
+        reader = WeatherReader(config.archive or state["task"]["archive"])
     stages = load_stages(config)
     with together():
         region, last, policy = reader.split(config.split), stages[-1], policy_of(config, stages)
@@ -146,14 +149,6 @@ def _taken(policy, frames, wanted):
     if policy.missing == "refuse":
         policy.demand(frames.reader, frames.facts.channels, wanted)
     return not policy.poor(frames.reader, frames.facts.channels)[wanted].any()
-
-
-def find_checkpoint():
-    """The last checkpoint of the default run."""
-    path = checkpoint.latest(RUN / "checkpoints")
-    if path is None:
-        raise InputError("holds no checkpoint", file=RUN, remedy="Run apps.weather.train, or name a --checkpoint")
-    return path
 
 
 def score_all(ensembles, frames, cases, config, names, hrrr, mesh):

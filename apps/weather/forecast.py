@@ -31,7 +31,7 @@ from data.weather.archive import WeatherReader
 class ForecastConfig(EnsembleConfig):
     """Options of a forecast."""
 
-    checkpoint: tuple[str, ...] = field(metadata={"help": "step_... folder of a training, or one of each expert"})
+    checkpoint: tuple[str, ...] = field(metadata={"help": "folder of a training, or a step of it; one of each expert"})
     archive: str = field(metadata={"help": "archive that holds the frames up to --init"})
     out: str = field(metadata={"help": "file to write, .zarr or .nc"})
     init: str = option("latest", "time of the last frame of the history, such as 2021-06-21T20:00")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from apps.loop import check_kind
+from apps.checkpoints import check_kind, find
 from apps.weather.diffusion import Diffusion, Experts
 from apps.weather.facts import Facts
 from apps.weather.model import Denoiser, ModelConfig
@@ -47,14 +47,14 @@ class Stage:
 
 
 def load(paths, **sampler):
-    """The `Stage` of a checkpoint, or of those of all its experts, with averaged weights on this process's device.
+    """The `Stage` of a checkpoint (or run), or of those of all its experts, with averaged weights on this device.
 
     sampler: fields of `Diffusion` to change; None leaves what the training had.
 
     Raises:
         InputError: no checkpoint, a damaged one, one of another model, or experts that do not share the noise.
     """
-    paths = (paths,) if isinstance(paths, (str, Path)) else tuple(paths)
+    paths = [find(path) for path in ((paths,) if isinstance(paths, (str, Path)) else paths)]
     states = [checkpoint.read_state(path) for path in paths]
     for path, state in zip(paths, states):
         check_kind(state, KIND, path)

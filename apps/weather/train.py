@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from apps import loop, metrics
 from apps.agree import together
+from apps.checkpoints import check_kind, find
 from apps.cli import check_counts, parse
 from apps.meshes import domain_of
 from apps.outputs import drawn
@@ -200,7 +201,7 @@ def _check_resumed(task, folder):
     if path is None:
         return
     state = checkpoint.read_state(path)
-    loop.check_kind(state, KIND, path)
+    check_kind(state, KIND, path)
     before, now = Facts.from_json(state["task"]["facts"]), task.facts
     if state["task"]["told"] != task.told:
         raise InputError(
@@ -236,8 +237,9 @@ def main(argv=None):
     task, mesh = prepare(config)
     model = task.build()
     if config.start_from:
-        loop.check_kind(checkpoint.read_state(config.start_from), KIND, config.start_from)
-        checkpoint.load(config.start_from, model, averaged=True)
+        path = find(config.start_from)
+        check_kind(checkpoint.read_state(path), KIND, path)
+        checkpoint.load(path, model, averaged=True)
     result = loop.fit(model, task, config, mesh, model.blocks)
     if dist.get_rank() == 0:
         report(result, config)
