@@ -104,6 +104,11 @@ def shards(tensors):
     return [t for t in tensors if isinstance(t, ShardTensor)]
 
 
+def local_of(tensor):
+    """The part of this rank; of a plain tensor itself."""
+    return tensor._local_tensor if isinstance(tensor, ShardTensor) else tensor
+
+
 def described(tensors):
     return [t._spec if isinstance(t, ShardTensor) else tuple(t.shape) for t in tensors]
 

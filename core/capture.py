@@ -13,17 +13,12 @@ from operator import is_
 
 import torch
 from torch import nn
-from torch.autograd import Function
-from torch.func import functional_call
 
 from core._torch import tables_of
-from core.arguments import call, scan
-from core.border import as_shards
+from core.arguments import described, local_of, scan
 from core.errors import ShardingError
-from core.shard_tensor import ShardTensor
+from core.recording import Recording
 
-_copies = torch.ops.aten._foreach_mul.Scalar
-_WARM = 3  # calls before a recording: libraries choose their kernels in them
 _MOST = 8  # kinds of call that are kept
 
 
@@ -91,7 +86,7 @@ class Held:
         return [part for table in self.tables for part in table.values()]
 
     def _places(self):
-        return [_local(t).data_ptr() for t in self.tensors]
+        return [local_of(t).data_ptr() for t in self.tensors]
 
     def changed(self):
         """Whether anything was added, replaced or moved since this was asked before; values may differ."""
@@ -107,7 +102,7 @@ class _Captured:
         self.original, self.recordings, self.held = _Original(module, forward), {}, Held(module)
 
     def __call__(self, *args, **kwargs):
-        tensors: list[torch.Tensor] = []
+        tensors = []
         kind = scan(args, tensors), tuple(kwargs), scan(kwargs.values(), tensors), _modes(self.original.module)
         if not any(t.is_cuda for t in tensors) or torch.cuda.is_current_stream_capturing():
             return self.original(*args, **kwargs)
@@ -121,134 +116,12 @@ class _Captured:
                 raise ShardingError(
                     f"{_MOST} kinds of call are recorded, and this is another",
                     op="capture",
-                    operands=[t._spec if isinstance(t, ShardTensor) else tuple(t.shape) for t in tensors],
+                    operands=described(tensors),
                     remedy="Call a captured module with few shapes and cuts.",
                 )
-            self.recordings[kind] = _Recording(self.original, args, kwargs, tensors)
+            self.recordings[kind] = Recording(self.original, args, kwargs, tensors)
         return self.recordings[kind](tensors)
 
 
 def _modes(module):
     return module.training, torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-
-
-class _Recording:
-    """The graphs of one kind of call, and the tensors that they read and write.
-
-    Attributes:
-        given: what stands for the arguments. stand_ins: weights by name, in the memory of the real ones, with gradients
-            of their own: hooks and wrappers of the real ones do not see the recording.
-        results, seeds, found: of the forward pass, and what goes into the backward pass and comes out of it.
-        turn: number of the last forward pass.
-    """
-
-    def __init__(self, original, args, kwargs, tensors):
-        self.original, self.call, self.turn = original, (args, kwargs), 0
-        self.differentiated = torch.is_grad_enabled()
-        self.given = [t.detach().clone().requires_grad_(t.requires_grad and self.differentiated) for t in tensors]
-        named = dict(original.named_parameters())
-        self.weights = list(named.values())
-        self.stand_ins = {n: p.detach().requires_grad_(p.requires_grad) for n, p in named.items()}
-        for p in self.stand_ins.values():
-            p._in_bucket = True
-        self.leaves = [*self.given, *self.stand_ins.values()]
-        self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # weights are cast in the graph, as they are at each replay
-        try:
-            self._warm()
-            self._record()
-        finally:
-            torch.set_autocast_cache_enabled(cached)
-
-    def _computed(self):
-        args, kwargs = self.call
-
-        def run(*args, **kwargs):
-            return functional_call(self.original, self.stand_ins, args, kwargs)
-
-        results = call(run, args, kwargs, self.given)
-        self.single = isinstance(results, torch.Tensor)
-        return [results] if self.single else list(results)
-
-    def _warm(self):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM):
-                results = [r for r in self._computed() if r.requires_grad]
-                if results:
-                    torch.autograd.backward(results, [torch.zeros_like(r) for r in results])
-                self._forget_gradients()
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-
-    def _record(self):
-        with torch.cuda.graph(self.forward_graph, capture_error_mode="thread_local"):
-            self.results = self._computed()
-        live = [r for r in self.results if r.requires_grad]
-        self.seeds = [torch.zeros_like(r) if r.requires_grad else None for r in self.results]
-        if live:
-            pool = self.forward_graph.pool()
-            with torch.cuda.graph(self.backward_graph, pool=pool, capture_error_mode="thread_local"):
-                torch.autograd.backward(live, [s for s in self.seeds if s is not None])
-        self.found = [t.grad for t in self.leaves]
-        self._forget_gradients()
-        self.results = [r.detach() for r in self.results]
-
-    def _forget_gradients(self):
-        for t in self.leaves:
-            t.grad = None
-
-    def __call__(self, tensors):
-        if any(s is not None for s in self.seeds):
-            results = _Replayed.apply(self, *tensors, *self.weights)
-        else:
-            results = self.forward(tensors)
-        return results[0] if self.single else tuple(results)
-
-    def forward(self, tensors):
-        with torch.no_grad():
-            for mine, t in zip(self.given, tensors):
-                _local(mine).copy_(_local(t))
-            self.forward_graph.replay()
-            self.turn += 1
-            return [r.clone() for r in self.results]
-
-    def backward(self, grads):
-        """Gradients of arguments and weights, None where there is none."""
-        for seed, grad in zip(self.seeds, grads):
-            if seed is not None and grad is not None:
-                spec = seed._spec if isinstance(seed, ShardTensor) else None
-                _local(seed).copy_(_local(as_shards(grad, spec.mesh).redistribute_to(spec) if spec else grad))
-            elif seed is not None:
-                _local(seed).zero_()
-        self.backward_graph.replay()
-        plain = [g for g in self.found if g is not None and not isinstance(g, ShardTensor)]
-        kept = iter(_copies(plain, 1) if plain else [])  # one that accumulates must outlive the next replay
-        return [g.clone() if isinstance(g, ShardTensor) else g if g is None else next(kept) for g in self.found]
-
-
-def _local(tensor):
-    return tensor._local_tensor if isinstance(tensor, ShardTensor) else tensor
-
-
-class _Replayed(Function):
-    @staticmethod
-    def forward(ctx, recording, *tensors):
-        results = recording.forward(tensors[: len(recording.given)])
-        ctx.recording, ctx.turn = recording, recording.turn
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(r for r, s in zip(results, recording.seeds) if s is None))
-        return tuple(results)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, *grads):
-        if ctx.turn != ctx.recording.turn:
-            raise ShardingError(
-                "the activations of this forward pass are overwritten by a later one",
-                op="capture",
-                remedy="Differentiate each call of a captured module before the next, or do not capture it.",
-            )
-        return None, *ctx.recording.backward(grads)

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 
 from core._torch import NoTorchFunction, compiling, is_nothing, keeps_graph, unseen_by_checkpoints
-from core.arguments import call, emptied
+from core.arguments import call, emptied, local_of
 from core.border import Plain, as_shards, local_cotangent
 from core.gradients import summed
 from core.precision import autocast_now, autocasts
@@ -34,7 +34,7 @@ def run(plan, compute, tensors, args=None, kwargs=None):
                 if plan.formula and (cast := _as_written(plan.formula, t.device.type, tensors)):
                     return Written.apply(plan, compute, args, kwargs, *cast)
                 return Region.apply(plan, partial(call, compute, args, kwargs), *tensors)
-    return handed_out(call(compute, args, kwargs, [_local(t) for t in tensors]), plan.outputs, plan.final)
+    return handed_out(call(compute, args, kwargs, [local_of(t) for t in tensors]), plan.outputs, plan.final)
 
 
 def _as_written(formula, kind, tensors):
@@ -49,11 +49,7 @@ def _as_written(formula, kind, tensors):
         if tensors[0].dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return None
         tensors = [tensors[0].to(dtype), *tensors[1:]]
-    return tensors if formula.fits is None or formula.fits(*(_local(t) for t in tensors)) else None
-
-
-def _local(tensor):
-    return tensor._local_tensor if isinstance(tensor, ShardTensor) else tensor
+    return tensors if formula.fits is None or formula.fits(*(local_of(t) for t in tensors)) else None
 
 
 def handed_out(out, spec, final=None):
@@ -85,7 +81,7 @@ class Written(Function):
     @staticmethod
     def forward(ctx, plan, compute, args, kwargs, *tensors):
         formula, wanted = plan.formula, ctx.needs_input_grad[4:]
-        out, *extra = call(formula.forward, args, kwargs, [_local(t) for t in tensors])
+        out, *extra = call(formula.forward, args, kwargs, [local_of(t) for t in tensors])
         ctx.plan, ctx.call, ctx.like = plan, (compute, args, kwargs), [(t.dtype, t.device) for t in tensors]
         ctx.weights = [None if isinstance(t, ShardTensor) else t for t in tensors]
         ctx.autocast = autocast_now(tensors[0].device.type)
@@ -113,7 +109,7 @@ class Written(Function):
             found = _differentiable(plan, compute, tensors, ctx.weights, [0], wanted, [plan.outputs], [grad])
         else:
             backward = partial(plan.formula.backward, local_cotangent(grad, plan.outputs), extra, needed)
-            found = call(backward, args, kwargs, [t if t is None else _local(t) for t in tensors])
+            found = call(backward, args, kwargs, [t if t is None else local_of(t) for t in tensors])
             found = [found[i].to(ctx.like[i][0]) for i in wanted]  # of autocast a weight in fp32 has another
             found = _finished(plan, found, wanted, ctx.weights)
         for i, g in zip(wanted, found):
@@ -182,7 +178,7 @@ class _LocalGraph:
     def __init__(self, compute, tensors):
         self.inner = []
         for t in tensors:
-            value = _local(t).detach()
+            value = local_of(t).detach()
             self.inner.append(value.requires_grad_() if t.requires_grad else value)
         with torch.enable_grad(), unseen_by_checkpoints():
             outs = compute(self.inner)
