@@ -1,6 +1,7 @@
 """Pages are held to their word: commands are asked whether they know their options, pages of code are executed."""
 
 import importlib
+import os
 import re
 import runpy
 import sys
@@ -54,15 +55,18 @@ def code_after(page):
 
 
 def run_blocks(rank, folder):
+    os.chdir(folder)
     DistributedManager.initialize()
     for path in sorted(Path(folder).glob("*.py")):
         runpy.run_path(str(path))
     DistributedManager.cleanup()
 
 
-def test_migrated_scripts_run(tmp_path):
+def test_scripts_of_pages_run(tmp_path):
+    """Migrated ones, and the README's operation, data set and model."""
     blocks = code_after(ROOT / "docs" / "migrating.md")
-    assert len(blocks) == 3
+    blocks += re.findall(r"```python\n(# own\.py: .*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(blocks) == 4
     for i, block in enumerate(blocks):
         (tmp_path / f"{i}.py").write_text(block.replace("DistributedManager.cleanup()\n", ""))  # one start for all
     succeed(2, run_blocks, str(tmp_path))
