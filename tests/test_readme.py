@@ -65,7 +65,7 @@ def shortened(line):
 
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("section, count", [("Weather", 6), ("Aero", 4)])
-def test_commands_run_as_they_stand(section, count, full, tmp_path):
+def test_commands_run_as_they_stand(section, count, full, tmp_path, monkeypatch):
     lines = commands(section)
     assert len(lines) == count, lines
     if not full:  # many ranks train in test_weather.py
@@ -75,3 +75,8 @@ def test_commands_run_as_they_stand(section, count, full, tmp_path):
     told = re.findall(r"^(?:report|results|figure|checkpoint)? ?(\S+[/.]\S+)$", printed, re.M)
     made = [path for path in told if path.startswith("runs/")]
     assert len(made) > 4 and not [path for path in made if not (tmp_path / path).exists()], told
+    if section == "Weather":  # what docs/verification.md does with these results
+        monkeypatch.chdir(tmp_path)
+        page = (ROOT / "docs" / "verification.md").read_text()
+        exec(re.search(r"```python\n(.*?)```", page, re.S)[1], found := {})
+        assert found["first_half"]
