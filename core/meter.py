@@ -124,7 +124,7 @@ def _flops(func, args, kwargs, out):
 
 
 _WINDOWED = {"neighborhood_forward": 4, "neighborhood_backward": 10}  # per pair of points and channel
-_EDGES = {1: 64, 2: 8, 3: 4}  # of a box
+_EDGES = {1: 64, 2: 8, 3: 4}  # of a box, by the tables of core.kernels, which need Triton
 
 _SLOTS = {  # products of points and slots over channels, and over values, where one block holds all slots, and beyond
     "slot_attention_read": ((1, 1), (1, 1)),

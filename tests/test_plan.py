@@ -22,7 +22,7 @@ from benchmarks import scaling_model, suites
 from benchmarks.models import Attention, ConvNet, ViT
 from benchmarks.scaling import cases
 from benchmarks.scaling_model import GOAL, MEASURED, shares
-from core import InputError, neighborhood_attention, parallelize, plan, scatter_tensor
+from core import InputError, meter, neighborhood_attention, parallelize, plan, scatter_tensor
 from core._torch import FakeTensorMode
 from core.debug import trace
 from core.devices import FITTED, device_named, workspaces
@@ -216,6 +216,17 @@ def test_kernels_of_gpus_are_planned():
     with Meter() as meter:
         neighborhood_attention(q, q, q, 3)
     assert "neighborhood_forward" not in {w.name for w in meter.work}
+
+
+def test_the_meter_counts_as_the_kernels_are_cut():
+    """Their tables need Triton, which a plan does without."""
+    from core.kernels import neighborhood, slots
+
+    own = neighborhood.CONFIGS[64, 2][0].own
+    for dims, edge in meter._EDGES.items():
+        assert neighborhood.box_of(own, (1,) * (3 - dims) + (100,) * dims)[-dims:] == (edge,) * dims
+    _, sums, _, backward = slots.CONFIGS[64, 2]
+    assert sums.block == backward.block == meter._BLOCK_OF_SLOTS
 
 
 def test_what_cannot_be_planned_is_refused():
