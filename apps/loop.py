@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from apps.agree import together
 from apps.checkpoints import check_kind
 from apps.cli import check_counts, option
 from apps.finite import checked_loss
@@ -127,16 +128,24 @@ def fit(model, task: Task, config: LoopConfig, mesh, blocks=()) -> Result:
     return Result(run.path, run.scores, run.losses)
 
 
+def _check(config, groups, kind):
+    """Refuses options that do not go together, or not with so many data groups on this kind of device."""
+    if config.compile and (config.recompute or config.fsdp or groups > 1):
+        raise InputError("--compile is for one data group, without --recompute and --fsdp", remedy="Leave it out")
+    if config.capture and (config.compile or config.recompute or config.fsdp):
+        raise InputError("--capture goes without --compile, --recompute and --fsdp", remedy="Leave it out")
+    if config.capture and kind != "cuda":
+        raise InputError("--capture records on GPUs, and there is none", remedy="Leave it out")
+    if config.batch // groups % config.accumulate:
+        raise InputError(f"--accumulate is {config.accumulate}", remedy="Choose a divisor of the samples of a data "
+                         f"group, of which there are {config.batch // groups}")  # fmt: skip
+
+
 class _Run:
     def __init__(self, model, task, config, mesh, blocks):
         self.task, self.config, self.mesh = task, config, mesh
         groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
-        if config.compile and (config.recompute or config.fsdp or groups > 1):
-            raise InputError("--compile is for one data group, without --recompute and --fsdp", remedy="Leave it out")
-        if config.capture and (config.compile or config.recompute or config.fsdp):
-            raise InputError("--capture goes without --compile, --recompute and --fsdp", remedy="Leave it out")
-        if config.capture and mesh.device_type != "cuda":
-            raise InputError("--capture records on GPUs, and there is none", remedy="Leave it out")
+        _check(config, groups, mesh.device_type)
         if config.recompute:
             recompute(blocks)
         if config.capture:
@@ -145,9 +154,6 @@ class _Run:
         if config.compile:
             self.run = torch.compile(self.model, backend=config.compile, fullgraph=True, dynamic=False)
         self.optimizers = optimizers_of(self.model, config, blocks)
-        if config.batch // groups % config.accumulate:
-            raise InputError(f"--accumulate is {config.accumulate}", remedy="Choose a divisor of the samples of a data "
-                             f"group, of which there are {config.batch // groups}")  # fmt: skip
         self.sampler = DomainSampler(task.count(), config.batch, groups, group, config.seed)
         self.expect = getattr(task, "expect", lambda samples: None)
         self.ema = {n: p.detach().clone() for n, p in self._named()} if config.ema else {}
@@ -159,11 +165,11 @@ class _Run:
         told = [config.resume or (self.chief and restarted(self.folder))]
         dist.broadcast_object_list(told)
         self.resumes = told[0]
-        if self.chief:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not self.resumes:
-                put_aside(self.folder)
-        dist.barrier()
+        with together():
+            if self.chief:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                if not self.resumes:
+                    put_aside(self.folder)
         self.record = Record(self.folder) if self.chief else None
         self.saver = checkpoint.Saver(self.folder / "checkpoints", config.keep or None)
 

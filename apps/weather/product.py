@@ -118,13 +118,12 @@ class Product:
         if kind is not None:
             return
         dist.barrier()
-        if self.products:
-            for lead in range(dist.get_rank(), self.steps, dist.get_world_size()):
+        with together():
+            for lead in range(dist.get_rank(), self.steps, dist.get_world_size()) if self.products else ():
                 self._derive(lead)
-        dist.barrier()
-        if self.chief:
-            self._finish()
-        dist.barrier()
+        with together():
+            if self.chief:
+                self._finish()
 
     def _index(self):
         return int(np.flatnonzero(self.frames.reader.times == self.start)[0])
