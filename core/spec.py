@@ -215,14 +215,15 @@ class ShardTensorSpec:
                 out = out.with_axis(axis, Shard(to) if fits else REPLICATE)
         return out
 
-    def reshaped(self, shape, dims, sizes=None):
-        """Spec of an output: global ``shape``, each cut dim moved to ``dims[dim]`` (None: replicated there).
+    def reshaped(self, shape, dims=None, sizes=None):
+        """Spec of an output: global ``shape``, each cut dim moved to ``dims[dim]`` (None: replicated there), by default
+        where it was.
 
         ``sizes`` maps an axis to new extents where they change.
         """
         placements, out_sizes = [], []
         for axis, (p, s) in enumerate(zip(self.placements, self.sizes)):
-            to = dims.get(p.dim) if isinstance(p, Shard) else None
+            to = (p.dim if dims is None else dims.get(p.dim)) if isinstance(p, Shard) else None
             if isinstance(p, Shard) and to is None:
                 p, s = REPLICATE, None
             elif isinstance(p, Shard):

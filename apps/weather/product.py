@@ -89,7 +89,8 @@ class Product:
                                  "out --resume")  # fmt: skip
         if not members:
             return done, out
-        valid = _many(persistence(frames.history(self._index())).valid, len(members))
+        seen = persistence(frames.history(self._index())).valid
+        valid = seen.expand(len(members), *seen.shape[1:])
         spec = make_spec(valid.device_mesh, valid.spec.placements, valid.shape, dict(enumerate(valid.spec.sizes)))
         for lead in range(first, done):
             values = [self.group[STATE][lead % self.slots, m, :, *self.window] for m in members]
@@ -189,7 +190,3 @@ class Product:
             shutil.rmtree(self.path)
         os.replace(done, self.path)
         shutil.rmtree(self.part, ignore_errors=True)
-
-
-def _many(x, count):
-    return x.expand(count, *x.shape[1:])

@@ -34,7 +34,7 @@ def _halved(x, dim):
 
 def _half(x, dim):
     shape = [n // 2 if d == dim else n for d, n in enumerate(x.shape)]
-    return x.reshaped(shape, {d: d for d in range(x.ndim)})
+    return x.reshaped(shape)
 
 
 @op(aten.log_sigmoid_forward)

@@ -19,8 +19,8 @@ def _in_blocks(x, dim, block):
     return x.with_axis(axis, Shard(dim), [b - a for a, b in zip(ends, ends[1:])])
 
 
-def _scaled(x, shape, dims, factors):
-    """The spec of a result whose cut dims, moved to ``dims``, have ``factors[dim]`` times the rows, or a part."""
+def _scaled(x, shape, factors, dims=None):
+    """The spec of a result whose cut dims, at ``dims`` where given, have ``factors[dim]`` times the rows, or a part."""
     sizes = {}
     for axis, dim in x.cuts():
         up, down = factors.get(dim, (1, 1))
@@ -33,10 +33,6 @@ def _rearranged(func, x, out):
     return Plan((x,), out, lambda t, n: func(t, n) if t.numel() else t.reshape(out.local_shape()))
 
 
-def _same_dims(x):
-    return {d: d for d in range(x.ndim)}
-
-
 @op(torch.pixel_shuffle)
 def pixel_shuffle(func, x, upscale_factor):
     r, channels = upscale_factor, x.ndim - 3
@@ -45,7 +41,7 @@ def pixel_shuffle(func, x, upscale_factor):
     x = _in_blocks(x, channels, r**2)
     *lead, c, h, w = x.shape
     factors = {channels: (1, r**2), channels + 1: (r, 1), channels + 2: (r, 1)}
-    return _rearranged(func, x, _scaled(x, (*lead, c // r**2, h * r, w * r), _same_dims(x), factors))
+    return _rearranged(func, x, _scaled(x, (*lead, c // r**2, h * r, w * r), factors))
 
 
 @op(torch.pixel_unshuffle)
@@ -56,7 +52,7 @@ def pixel_unshuffle(func, x, downscale_factor):
     x = _in_blocks(_in_blocks(x, channels + 1, r), channels + 2, r)
     *lead, c, h, w = x.shape
     factors = {channels: (r**2, 1), channels + 1: (1, r), channels + 2: (1, r)}
-    return _rearranged(func, x, _scaled(x, (*lead, c * r**2, h // r, w // r), _same_dims(x), factors))
+    return _rearranged(func, x, _scaled(x, (*lead, c * r**2, h // r, w // r), factors))
 
 
 @op(torch.channel_shuffle, torch.native_channel_shuffle)
@@ -97,7 +93,7 @@ def unfold(func, x, kernel_size, dilation=1, padding=0, stride=1):
     windows, cut = layout(func, x, first, x.shape[:first], w.count, middle(w.span, w.stride, w.padding), _dense(w))
     shape = (*x.shape[: first - 1], x.shape[first - 1] * w.elements, w.count[0] * w.count[1])
     factors = {first - 1: (w.elements, 1), first: (w.count[1], 1)}
-    out = _scaled(windows, shape, {d: d for d in range(first + 1)}, factors)
+    out = _scaled(windows, shape, factors, {d: d for d in range(first + 1)})
 
     def local(t, *args, **kwargs):
         t = at_least_one(fetch_all(t, first, cut))
@@ -125,7 +121,7 @@ def fold(func, x, output_size, kernel_size, dilation=1, padding=0, stride=1):
     x = _in_blocks(_in_blocks(x, first - 1, w.elements), first, w.count[1])
     factors = {first - 1: (1, w.elements), first: (1, w.count[1])}
     image = (*x.shape[: first - 1], channels)
-    windows = _scaled(x, (*image, *w.count), _same_dims(x), factors)
+    windows = _scaled(x, (*image, *w.count), factors)
     place, rows_read, begins = spread(w.span, w.stride, w.padding)
     out, cut = layout(func, windows, first, image, size, place, rows_read)
 

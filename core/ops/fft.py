@@ -60,12 +60,11 @@ def _transformed(func, x, lengths, dims, norm):
         shape[last] = 2 * (shape[last] - 1)
     if 0 in lengths.values() or min(shape[d] for d in dims) < 1:
         raise _refused(func, x, f"no rows along a dim of {dims}", "Give lengths of at least one.")
-    same = _same(x)
     if all(x.axis_of(d) is None for d in dims):
-        return Plan((x,), x.reshaped(shape, same), lambda t, *a, **k: _of_part(func, t, *a, **k))
+        return Plan((x,), x.reshaped(shape), lambda t, *a, **k: _of_part(func, t, *a, **k))
     steps, at = _steps(x, family, dims, shape)
     kept = all(shape[d] == x.shape[d] for _, d in x.cuts())
-    out = x.reshaped(shape, same) if kept else at
+    out = x.reshaped(shape) if kept else at
 
     def local(t, *args, **kwargs):
         for source, turned, whole, final in steps:
@@ -96,7 +95,7 @@ def _steps(x, family, dims, shape):
             turned = x if any(x.axis_of(d) is None for d in left) else _aside(x, left[0], todo)
             ready = [d for d in left if turned.axis_of(d) is None]
             steps.append((x, turned, ready, final))
-            x = turned.reshaped([shape[d] if d in ready else n for d, n in enumerate(x.shape)], _same(x))
+            x = turned.reshaped([shape[d] if d in ready else n for d, n in enumerate(x.shape)])
             left, todo = ([d for d in ds if d not in ready] for ds in (left, todo))
     return steps, x
 
@@ -105,10 +104,6 @@ def _aside(x, dim, todo):
     """All dims that are still to do made whole at once, if others can take their cuts; if not, this one."""
     turned = x.aside(*todo)
     return turned if len(turned.cuts()) == len(x.cuts()) else x.aside(dim)
-
-
-def _same(x):
-    return {d: d for d in range(x.ndim)}
 
 
 def _of_part(transform, t, *args, **kwargs):

@@ -35,13 +35,12 @@ def cat(func, xs, dim=0):
     if any((*x.shape[:dim], *x.shape[dim + 1 :]) != (*shape[:dim], *shape[dim + 1 :]) for x in joined):
         raise ShardingError(f"operands differ in more than dim {dim}", op="cat", operands=xs)
     shape[dim] = sum(x.shape[dim] for x in joined)
-    same = {d: d for d in range(lead.ndim)}
     axis = lead.axis_of(dim)
     if axis is None:
-        out = lead.reshaped(shape, same)
+        out = lead.reshaped(shape)
         return Plan(tuple(x.recut(lead.placements, lead.sizes) if x in joined else x for x in xs), out)
     sizes = chunk_sizes(shape[dim], lead.mesh.size(axis))
-    out = lead.reshaped(shape, same, {axis: sizes})
+    out = lead.reshaped(shape, sizes={axis: sizes})
     borders, at, inputs = out.offsets(axis), 0, []
     for x in xs:
         if x not in joined:

@@ -108,15 +108,14 @@ def embedding_bag(func, input, weight, offsets=None, max_norm=None, norm_type=2,
 @op(F.one_hot)
 def one_hot(func, tensor, num_classes=-1):
     """How many classes there are is the largest value of all parts, where it is not given."""
-    same = {d: d for d in range(tensor.ndim)}
     if num_classes != -1:
-        return Plan((tensor,), tensor.reshaped((*tensor.shape, num_classes), same))
+        return Plan((tensor,), tensor.reshaped((*tensor.shape, num_classes)))
     if not tensor.shape.numel():
         raise ShardingError("no values to tell the number of classes", op="one_hot", operands=[tensor])
 
     def local(t, *args, **kwargs):
         classes = int(_extreme(t, tensor, "max")) + 1
-        return ShardTensor(func(t, max(classes, 1)), tensor.reshaped((*tensor.shape, max(classes, 1)), same))
+        return ShardTensor(func(t, max(classes, 1)), tensor.reshaped((*tensor.shape, max(classes, 1))))
 
     return Plan((tensor,), None, local)
 

@@ -123,7 +123,7 @@ def local_response_norm(func, x, size, alpha=1e-4, beta=0.75, k=1.0):
 def _statistics(x, dims):
     """Spec of the statistics, one for each row."""
     shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
-    return x.reshaped(shape, {d: d for d in range(x.ndim)})
+    return x.reshaped(shape)
 
 
 def _whole_rows(func, x, normalized_shape):

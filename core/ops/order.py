@@ -39,7 +39,7 @@ def topk(func, x, k, dim=-1, largest=True, sorted=True):
         raise ShardingError(f"k = {k} of {rows}", op="topk", operands=[x], remedy="Take at most all.")
     axis = x.axis_of(dim)
     out = x.whole(dim)
-    out = out.reshaped([k if d == dim else n for d, n in enumerate(x.shape)], {d: d for d in range(x.ndim)})
+    out = out.reshaped([k if d == dim else n for d, n in enumerate(x.shape)])
     if axis is None:
         return Plan((x,), out)
     group, start = c.axis_group(x.mesh, axis), x.local_range(dim)[0]

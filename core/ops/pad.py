@@ -32,7 +32,7 @@ def pad(func, x, pad, mode="constant", value=None):
             sizes[axis][-1] += len(after)
             sources = None if mode == "constant" else _sources(mode, x, dim, before, after, *widths[dim])
             steps.append((dim, axis, kept, (len(before), len(after)), sources))
-    out = x.reshaped(shape, {d: d for d in range(x.ndim)}, sizes)
+    out = x.reshaped(shape, sizes=sizes)
     rest = [0 if d in (s[0] for s in steps) else w for d, ws in widths.items() for w in ws]
 
     def local(t, *args, **kwargs):

@@ -41,13 +41,12 @@ def _sliced(x, dim, start, end, step):
     axis = x.axis_of(dim)
     shape = list(x.shape)
     shape[dim] = len(range(start, end, step))
-    same = {d: d for d in range(x.ndim)}
     if axis is None:
-        out = x.reshaped(shape, same)
+        out = x.reshaped(shape)
         return Plan((x,), out, lambda v, *a: aten.slice(v, dim, start, end, step))
     sizes, firsts = _cut_of_slice(x.sizes[axis], start, end, step)
     me = x.coordinate()[axis]
-    out = x.reshaped(shape, same, {axis: sizes})
+    out = x.reshaped(shape, sizes={axis: sizes})
     first, last = firsts[me], firsts[me] + max(sizes[me] - 1, -1) * step + 1
     return Plan((x,), out, lambda v, *a: aten.slice(v, dim, first, max(last, first), step))
 
@@ -58,14 +57,13 @@ def slice_backward(func, grad, input_sizes, dim, start, end, step):
     dim = dim % grad.ndim
     start, end, step = _bounds(input_sizes[dim], start, end, step)
     axis = grad.axis_of(dim)
-    same = {d: d for d in range(grad.ndim)}
     if axis is None:
-        out = grad.reshaped(input_sizes, same)
+        out = grad.reshaped(input_sizes)
         return Plan((grad,), out, lambda g, *a: aten.slice_backward(g, out.local_shape(), dim, start, end, step))
     offsets = grad.offsets(axis)
     first = [start + o * step for o in offsets]
     borders = [0, *(min(f, input_sizes[dim]) for f in first[1:-1]), input_sizes[dim]]
-    out = grad.reshaped(input_sizes, same, {axis: tuple(b - a for a, b in zip(borders, borders[1:]))})
+    out = grad.reshaped(input_sizes, sizes={axis: tuple(b - a for a, b in zip(borders, borders[1:]))})
     me = grad.coordinate()[axis]
     at = first[me] - borders[me]
 
@@ -151,13 +149,13 @@ def unfold(func, x, dim, size, step):
     dim = reduced_dims(x, dim)[0]
     if x.ndim == 0 or not 0 <= size <= x.shape[dim] or step < 1:
         raise ShardingError(f"windows of {size} rows, {step} apart", op="unfold", operands=[x])
-    shape, axis, same = [*x.shape, size], x.axis_of(dim), {d: d for d in range(x.ndim)}
+    shape, axis = [*x.shape, size], x.axis_of(dim)
     shape[dim] = (x.shape[dim] - size) // step + 1
     if axis is None:
-        return Plan((x,), x.reshaped(shape, same))
+        return Plan((x,), x.reshaped(shape))
     extents, group = x.sizes[axis], c.axis_group(x.mesh, axis)
     sizes, _ = _cut_of_slice(extents, 0, shape[dim] * step, step)
-    out = x.reshaped(shape, same, {axis: sizes})
+    out = x.reshaped(shape, sizes={axis: sizes})
     rows = _reach(out.offsets(axis), size, step)
 
     def local(t, *args):

@@ -178,7 +178,7 @@ def max_unpool(func, x, indices, kernel_size, stride=None, padding=0, output_siz
         raise ShardingError(f"indices or output_size {output_size} do not fit", op=func.__name__, operands=[x, indices])
     final = placed(func, x, first, x.shape[:first], wanted, lambda i, row: row * stride[i])
     x = x.aside(*range(first, x.ndim))
-    out = x.reshaped(final.shape, {d: d for d in range(x.ndim)})
+    out = x.reshaped(final.shape)
 
     def local(t, indices, *args, **kwargs):
         y = func(at_least_one(t), at_least_one(indices), kernel, stride, padding, wanted)
@@ -207,7 +207,7 @@ def fractional_max_pool(
         raise ShardingError(f"{wanted} windows of {kernel_size} rows", op=func.__name__, operands=[x])
     final = placed(func, x, 2, x.shape[:2], wanted, lambda i, row: -(-row * wanted[i] // x.shape[2 + i]))
     x, indices = x.aside(*range(2, x.ndim)), func.__name__.endswith("with_indices")
-    out = x.reshaped(final.shape, {d: d for d in range(x.ndim)})
+    out = x.reshaped(final.shape)
     plain = getattr(F, f"fractional_max_pool{n}d_with_indices")
 
     def local(t, *args, _random_samples, **kwargs):

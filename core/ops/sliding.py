@@ -52,7 +52,7 @@ def placed(func, x, first, lead, extents, place):
             i, ends = dim - first, x.offsets(axis)
             borders = [0, *(max(min(place(i, row), extents[i]), 0) for row in ends[1:-1]), extents[i]]
             sizes[axis] = tuple(b - a for a, b in zip(borders, borders[1:]))
-    return x.reshaped([*lead, *extents], {d: d for d in range(x.ndim)}, sizes)
+    return x.reshaped([*lead, *extents], sizes=sizes)
 
 
 def layout(func, x, first, lead, extents, place, rows_read):

@@ -158,7 +158,7 @@ def view_dtype(func, x, dtype):
             return ShardTensor(func(t, dtype), x)
         shape = (*x.shape[:-1], x.shape[-1] * num // den)
         sizes = {a: tuple(n * num // den for n in s) for a, s in extents.items()}
-        return ShardTensor(func(t, dtype), x.reshaped(shape, {d: d for d in range(x.ndim)}, sizes))
+        return ShardTensor(func(t, dtype), x.reshaped(shape, sizes=sizes))
 
     return Plan((x,), None, local)
 
