@@ -15,9 +15,9 @@ from apps.aero import figures, submission
 from apps.aero.baselines import baselines
 from apps.aero.dataset import require_runs, runs_of
 from apps.aero.metrics import COUNT, summary
-from apps.aero.page import write_page
 from apps.aero.predict import judge, load_model, predict
 from apps.aero.profiles import box_of, centreline, wake
+from apps.aero.report import write_report
 from apps.aero.shown import table
 from apps.aero.statistics import confidence, pair_differences
 from apps.agree import together
@@ -167,7 +167,7 @@ def _write(config, results, drawings):
             if d.air is not None:
                 drawn(figures.draw_volume, part[f"air of {d.run}"], d.air, d.attrs, title)
             drawn(figures.draw_profiles, part[f"profiles of {d.run}"], d.profiles, title)
-        write_page(page, results, part)
+        write_report(page, results, part)
     known = BASELINES if results["baselines"] else ()
     others = {key.replace("_", " "): results["baselines"][key]["summary"] for key in known}
     print(table(f"{len(results['runs'])} runs", {"model": results["summary"]} | others))

@@ -1,19 +1,11 @@
-"""``report.html``: one file that holds all of an evaluation, figures included, and asks nothing of a network."""
+"""``report.html``: all of an evaluation."""
 
-import base64
 import json
 from html import escape
-from pathlib import Path
 
-from apps.outputs import written
+from apps.page import figure, write_page
 from apps.weather.figures import SOURCES, event_names, in_units
 from apps.weather.results import FEWEST, better, pick
-
-STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:1200px;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .7rem;border-bottom:1px solid #ccc;text-align:right}
-th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}img{max-width:100%;height:auto}figure{margin:1.5rem 0}
-figcaption{color:#444;max-width:60rem}pre{white-space:pre-wrap;font-size:13px}"""
 
 MATCHED = (
     " FSS takes the share of members, a chance, and chances are low where little can be foreseen. FSS of the matched "
@@ -29,12 +21,9 @@ def write_report(path, results, figures):
     for channel in results["scores"]:
         parts.append(f"<h2>{escape(channel)}: {escape(results['long_names'][channel])}</h2>{_table(results, channel)}")
         parts.append(_sun_table(results, channel))
-        parts += [_figure(*figure) for figure in figures.get(channel, [])]
+        parts += [figure(title, file, caption) for title, caption, file in figures.get(channel, [])]
     parts.append(f"<details><summary>Provenance</summary><pre>{escape(_provenance(results))}</pre></details>")
-    text = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Verification</title><style>{STYLE}</style>"
-    with written(path) as (part,):
-        part.write_text(f"{text}<body>{''.join(parts)}</body></html>")
-    return path
+    return write_page(path, "Verification", parts)
 
 
 def _head(results):
@@ -68,7 +57,7 @@ def _table(results, channel):
     body = "".join(_rows(results, channel, *row) for row in rows)
     note = "▲ the model is better than this baseline, ▼ worse: the interval of the difference leaves zero out."
     note += MATCHED if names else ""
-    return f"<table><tr><th></th><th></th>{head}</tr>{body}</table><p>{note}</p>"
+    return f"<table class='two'><tr><th></th><th></th>{head}</tr>{body}</table><p>{note}</p>"
 
 
 def _sun_table(results, channel):
@@ -83,7 +72,7 @@ def _sun_table(results, channel):
             cells = "".join(f"<td>{'' if v is None else f'{v:.3f}'}</td>" for v in own["crps"])
             body += f"<tr><td>{low:g} to {high:g}</td><td>{SOURCES[source][0]}</td>{cells}</tr>"
     note = "CRPS by the cosine of the solar zenith angle; empty where no point had such a sun."
-    return f"<p>{note}</p><table><tr><th></th><th></th>{head}</tr>{body}</table>"
+    return f"<p>{note}</p><table class='two'><tr><th></th><th></th>{head}</tr>{body}</table>"
 
 
 def _rows(results, channel, label, score, at, lower):
@@ -95,14 +84,6 @@ def _rows(results, channel, label, score, at, lower):
             cells = "".join(f"<td>{'' if v is None else f'{v:.3f}'}{MARKS[m]}</td>" for v, m in cells)
             out += f"<tr><td>{escape(label)}</td><td>{SOURCES[source][0]}</td>{cells}</tr>"
     return out
-
-
-def _figure(title, caption, path):
-    data, kind = base64.b64encode(Path(path).read_bytes()).decode(), Path(path).suffix[1:]
-    return (
-        f"<figure><h3>{escape(title)}</h3><img alt='{escape(title)}' src='data:image/{kind};base64,{data}'>"
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
-    )
 
 
 def _provenance(results):

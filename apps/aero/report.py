@@ -1,19 +1,14 @@
-"""The report of an evaluation: one HTML file with its pictures inside, readable without a network in ten years."""
+"""The report of an evaluation."""
 
-import base64
 from html import escape
 from pathlib import Path
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: 0.6rem 0 1.4rem } caption { text-align: left; font-weight: 600 }
-th, td { padding: 0.2rem 0.8rem; border-bottom: 1px solid #ddd; text-align: right } th:first-child { text-align: left }
-td:first-child { text-align: left } img { max-width: 100% } .scroll { overflow-x: auto } .quiet { color: #666 }
-"""
+from apps.page import figure, write_page
+
 COEFFICIENTS = ("Cd", "Cl", "Cs", "CmPitch", "Clf", "Clr")
 
 
-def write_page(path, results, pictures):
+def write_report(path, results, pictures):
     """Write the report of ``results`` (of apps.aero.evaluate) to ``path``; pictures {title: PNG file}, where drawn."""
     parts = [
         f"<h1>Aerodynamic surrogate: {escape(results['label'])}</h1>",
@@ -21,11 +16,10 @@ def write_page(path, results, pictures):
         _fields(results),
         _coefficients(results),
         _pairs(results),
-        *(_picture(title, Path(file)) for title, file in pictures.items() if Path(file).exists()),
+        *(figure(title, file) for title, file in pictures.items() if Path(file).exists()),
         _runs(results["runs"]),
     ]
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Evaluation</title><style>{STYLE}</style>'
-    Path(path).write_text("\n".join([head, *parts, "</html>\n"]))
+    write_page(path, "Evaluation", parts)
 
 
 def _facts(results):
@@ -111,11 +105,6 @@ def _table(caption, heads, rows):
     head = "".join(f"<th>{escape(str(cell))}</th>" for cell in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><caption>{escape(caption)}</caption><tr>{head}</tr>{body}</table></div>'
-
-
-def _picture(title, file):
-    code = base64.b64encode(file.read_bytes()).decode()
-    return f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,{code}">'
 
 
 def _number(value):
