@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import pyvista
 from aero_runs import cube
+from drivaerml_files import write_drivaerml
 from launch import exit_status
 from vtkmodules import vtkIOXML
 
@@ -28,7 +29,6 @@ from data.aero.synthetic import (
     synthetic_run,
     synthetic_splits,
 )
-from data.aero.synthetic_files import write_drivaerml
 from data.aero.volume import VolumeCells, _plain
 from data.aero.vtk_files import DRIVAERML, OPENFOAM, read_stl, read_surface, write_hexahedra, write_surface
 from data.aero.vtu import VtuFile, _Joined
