@@ -31,7 +31,7 @@ from weather_files import (
 
 from data.files import sha256
 from data.processes import end_with_parent
-from data.weather import build, stageiv, writer
+from data.weather import build, observations, stageiv, writer
 from data.weather.archive import WeatherReader
 from data.weather.netcdf import opened
 from data.weather.sources import regular
@@ -207,7 +207,7 @@ def test_a_cluster_writes_what_one_writes(radar, tmp_path, monkeypatch):
 
 def test_a_killed_build_goes_on_to_the_same_result(radar, tmp_path, monkeypatch):
     command = ["--mrms", str(radar / "raw"), "--out", str(tmp_path / "a.zarr"), *SMALL_WINDOW]
-    made, make = [], build.Frames.__call__
+    made, make = [], observations.Frames.__call__
     monkeypatch.setattr(writer, "SAVE", 0.0)
 
     def dying(self, i):
@@ -219,12 +219,12 @@ def test_a_killed_build_goes_on_to_the_same_result(radar, tmp_path, monkeypatch)
         made.append(i)
         return make(self, i)
 
-    monkeypatch.setattr(build.Frames, "__call__", dying)
+    monkeypatch.setattr(observations.Frames, "__call__", dying)
     child = multiprocessing.get_context("fork").Process(target=build.main, args=(command,))
     child.start()
     child.join(60)
     assert child.exitcode == 9 and not (tmp_path / "a.zarr").exists() and (tmp_path / ".a.zarr.partial").exists()
-    monkeypatch.setattr(build.Frames, "__call__", counted)
+    monkeypatch.setattr(observations.Frames, "__call__", counted)
     assert exit_status(build.main, command) == 0 and made == list(range(5, 12))
     assert _bytes(tmp_path / "a.zarr") == _bytes(radar / "whole.zarr")
     assert [p.name for p in tmp_path.iterdir()] == ["a.zarr"]
@@ -233,7 +233,7 @@ def test_a_killed_build_goes_on_to_the_same_result(radar, tmp_path, monkeypatch)
 def test_a_full_disk_ends_in_words_and_can_go_on(radar, tmp_path, monkeypatch, capsys):
     command, make = (
         ["--mrms", str(radar / "raw"), "--out", str(tmp_path / "a.zarr"), *SMALL_WINDOW],
-        build.Frames.__call__,
+        observations.Frames.__call__,
     )
 
     def full(self, i):
@@ -242,10 +242,10 @@ def test_a_full_disk_ends_in_words_and_can_go_on(radar, tmp_path, monkeypatch, c
         return make(self, i)
 
     monkeypatch.setattr(writer, "SAVE", 0.0)
-    monkeypatch.setattr(build.Frames, "__call__", full)
+    monkeypatch.setattr(observations.Frames, "__call__", full)
     assert exit_status(build.main, command) == 2
     assert "No space left on device. Give disk" in capsys.readouterr().err and not (tmp_path / "a.zarr").exists()
-    monkeypatch.setattr(build.Frames, "__call__", make)
+    monkeypatch.setattr(observations.Frames, "__call__", make)
     assert exit_status(build.main, command) == 0 and "8/8 frames" in capsys.readouterr().out
     assert _bytes(tmp_path / "a.zarr") == _bytes(radar / "whole.zarr")
 
