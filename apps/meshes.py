@@ -30,3 +30,20 @@ def domain_shape(domain, columns=1):
 def domain_of(mesh):
     """The part of a mesh of `mesh_of` that shares a sample: its axes cut rows, and columns where there is a second."""
     return mesh["domain" if "domain" in mesh.mesh_dim_names else ("domain_h", "domain_w")]
+
+
+def share(members, mesh):
+    """The numbers of the ``members`` that this data group makes."""
+    groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
+    return range(members)[group::groups]
+
+
+def rounds(cases, mesh):
+    """This data group's share of ``cases``: pairs (case, whether it counts).
+
+    All groups go through as many rounds, so that collectives meet; where none is left the last case comes again,
+    uncounted.
+    """
+    groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
+    for first in range(0, len(cases), groups):
+        yield cases[min(first + group, len(cases) - 1)], first + group < len(cases)

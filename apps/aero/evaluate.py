@@ -23,8 +23,8 @@ from apps.aero.statistics import confidence, pair_differences
 from apps.agree import together
 from apps.checkpoints import find
 from apps.cli import check_counts, option, parse
+from apps.meshes import mesh_of, rounds
 from apps.outputs import drawn, write_json, written
-from core import DistributedManager
 from core.command import command
 from data.aero.archive import AeroReader
 
@@ -60,9 +60,8 @@ class EvaluateConfig:
 def main(argv=None):
     """Runs the command; returns the results as written to results.json, on the first rank; None on the others."""
     config = parse(EvaluateConfig, argv, __doc__)
-    check_counts(config, "chunk")
-    DistributedManager.initialize()
-    mesh = DistributedManager().initialize_mesh((-1, config.domain), ("ddp", "domain"))
+    check_counts(config, "chunk", "domain")
+    mesh = mesh_of(config.domain)
     config.checkpoint = find(config.checkpoint)
     model, scalings, state = load_model(config.checkpoint)
     reader = AeroReader(config.archive)
@@ -138,12 +137,11 @@ def _export(config, model, reader, scalings, runs, mesh):
     """All runs in the layout of AutoCFD5, dealt over the data groups."""
     with together():
         submission.refuse_old(config.export)
-    groups, group, written = mesh["ddp"].size(), mesh.get_local_rank("ddp"), {}
-    for first in range(0, len(runs), groups):
-        run = runs[(first + group) % len(runs)]
+    written = {}
+    for run, counts in rounds(runs, mesh):
         cells = predict(model, reader, scalings, run, mesh["domain"], config.chunk)
         with together():
-            if first + group < len(runs):
+            if counts:
                 written[run] = submission.export(config.export, run, cells, mesh.get_local_rank("domain"))
     submission.finish(config.export, written)
 

@@ -24,8 +24,9 @@ from apps.aero.states import States
 from apps.agree import together
 from apps.checkpoints import find
 from apps.cli import check_counts, option, parse
+from apps.meshes import mesh_of
 from apps.outputs import temporary
-from core import DistributedManager, InputError
+from core import InputError
 from core.command import command
 from data.aero.archive import AeroReader
 from data.files import sha256
@@ -74,8 +75,7 @@ def main(argv=None):
     config = parse(InferConfig, argv, __doc__)
     check_counts(config, "chunk", "cells", "query")
     _check(config)
-    DistributedManager.initialize()
-    mesh = DistributedManager().initialize_mesh((1, -1), ("ddp", "domain"))
+    mesh = mesh_of()
     config.checkpoint = find(config.checkpoint)
     model, scalings, state = load_model(config.checkpoint)
     solve = _run if config.surface is None else _surface

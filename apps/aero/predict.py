@@ -17,6 +17,7 @@ from apps.aero.model import ModelConfig, Transolver
 from apps.aero.states import streamed
 from apps.agree import together
 from apps.checkpoints import check_kind
+from apps.meshes import rounds
 from apps.metrics import reduce
 from core import DistributedManager, InputError, ShardTensor, checkpoint, make_spec, scatter_tensor
 from data.sharded import read_sharded
@@ -153,11 +154,9 @@ def judge(model, reader, scalings, runs, mesh, only_held_out=False, chunk=None):
     device = DistributedManager().device
     tables = {kind: metrics.empty_sums(len(runs), kind) for kind in scalings}
     largest = {kind: torch.zeros(len(runs), 2, dtype=torch.float64) for kind in scalings}
-    groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
-    for first in range(0, len(runs), groups):
-        number = first + group
-        found = predict(model, reader, scalings, runs[number % len(runs)], mesh["domain"], chunk)
-        for kind, cells in found.items() if number < len(runs) else ():
+    for number, counts in rounds(range(len(runs)), mesh):
+        found = predict(model, reader, scalings, runs[number], mesh["domain"], chunk)
+        for kind, cells in found.items() if counts else ():
             largest[kind][number] = cells.largest(only_held_out)
             for key, value in cells.sums(scalings[kind].field_std, only_held_out).items():
                 tables[kind][key][number] = value

@@ -20,14 +20,14 @@ from apps import metrics
 from apps.agree import together
 from apps.checkpoints import find
 from apps.cli import check_counts, option, parse
-from apps.meshes import domain_of, mesh_of
+from apps.meshes import domain_of, mesh_of, rounds
 from apps.weather import baselines, figures, maps, results
 from apps.weather.dataset import Frames
 from apps.weather.ensemble import EnsembleConfig, chosen, load_stages, policy_of
 from apps.weather.hrrr import Hrrr
 from apps.weather.provenance import provenance
 from apps.weather.report import write_report
-from apps.weather.rollout import rollout, rounds, spread
+from apps.weather.rollout import rollout, spread
 from apps.weather.stages import merged
 from apps.weather.stored import Stored
 from apps.weather.verify import score_case

@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from apps.agree import together
 from apps.cli import check_counts, option, parse
-from apps.meshes import domain_of, mesh_of
+from apps.meshes import domain_of, mesh_of, share
 from apps.weather.dataset import Frames
 from apps.weather.ensemble import EnsembleConfig, load_stages, policy_of
 from apps.weather.policy import MASK
 from apps.weather.product import Product, check_path
 from apps.weather.provenance import provenance
-from apps.weather.rollout import rollout, share
+from apps.weather.rollout import rollout
 from apps.weather.stages import merged
 from core import DistributedManager, InputError
 from core.command import command

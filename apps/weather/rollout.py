@@ -100,23 +100,6 @@ def _many(x, count):
     return x.expand(count, *x.shape[1:])
 
 
-def share(members, mesh):
-    """The numbers of the members that this data group makes."""
-    groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
-    return range(members)[group::groups]
-
-
-def rounds(cases, mesh):
-    """This data group's share of ``cases``: pairs (case, whether it counts).
-
-    All groups go through as many rounds, so that collectives meet; where none is left the last case comes again,
-    uncounted.
-    """
-    groups, group = mesh["ddp"].size(), mesh.get_local_rank("ddp")
-    for first in range(0, len(cases), groups):
-        yield cases[min(first + group, len(cases) - 1)], first + group < len(cases)
-
-
 def spread(cases, count):
     """``count`` of the cases, evenly spaced; all where there are fewer."""
     return cases[:: max(len(cases) // count, 1)][:count]

@@ -16,7 +16,7 @@ from apps import loop, metrics
 from apps.agree import together
 from apps.checkpoints import check_kind, find
 from apps.cli import check_counts, parse
-from apps.meshes import domain_of
+from apps.meshes import domain_of, rounds
 from apps.outputs import drawn
 from apps.report import draw_losses
 from apps.weather import diffusion
@@ -25,7 +25,7 @@ from apps.weather.config import TrainConfig
 from apps.weather.dataset import Frames
 from apps.weather.facts import Facts
 from apps.weather.model import Denoiser
-from apps.weather.rollout import check_sizes, rounds, settled, spread, step
+from apps.weather.rollout import check_sizes, settled, spread, step
 from apps.weather.stages import KIND
 from core import DistributedManager, InputError, checkpoint
 from core.command import command
