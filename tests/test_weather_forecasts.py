@@ -19,7 +19,7 @@ from apps.weather.facts import Facts
 from apps.weather.hrrr import Hrrr
 from apps.weather.policy import Policy
 from apps.weather.product import Product
-from apps.weather.rollout import rollout
+from apps.weather.rollout import rollout, spread
 from apps.weather.stages import merged
 from apps.weather.stored import Stored
 from apps.weather.verify import score_case
@@ -120,6 +120,16 @@ def test_a_model_that_is_told_of_what_none_forecasts_is_refused(folder, trained,
         with pytest.raises(SystemExit):
             forecast.main(bad)
         assert word in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("n, count", [(117, 12), (13, 12), (12, 12), (5, 12), (117, 1), (24, 12)])
+def test_cases_are_spread_over_all_of_a_split(n, count):
+    """Equal parts, one of each: no part is left out, the last days no more than the first."""
+    chosen = spread(range(n), count)
+    assert len(chosen) == min(n, count) and np.diff([*chosen, n]).min() > 0 and chosen[0] >= 0
+    gaps = np.diff(chosen)
+    assert len(gaps) == 0 or gaps.max() - gaps.min() <= 1
+    assert abs(chosen[0] - (n - 1 - chosen[-1])) <= 1
 
 
 def test_products_in_bf16_stay_near(folder, trained, short, capsys):

@@ -101,8 +101,9 @@ def _many(x, count):
 
 
 def spread(cases, count):
-    """``count`` of the cases, evenly spaced; all where there are fewer."""
-    return cases[:: max(len(cases) // count, 1)][:count]
+    """``count`` of the cases, the middle ones of as many equal parts; all where there are fewer."""
+    count = min(count, len(cases))
+    return [cases[(2 * i + 1) * len(cases) // (2 * count)] for i in range(count)]
 
 
 def check_sizes(config: ModelConfig, facts: Facts, file):
