@@ -26,16 +26,13 @@ def parse(config_class, argv=None, description=None):
 
 def option(default, help, choices=None):
     """A dataclass field with a help text."""
-    meta = {"help": help, "choices": choices}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata=meta)
-    return dataclasses.field(default=default, metadata=meta)
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
 
 
 def _add(parser, field, kind):
     flag, help = "--" + field.name.replace("_", "-"), field.metadata.get("help") or " "
-    required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    default = field.default if field.default is not dataclasses.MISSING else None
+    required = field.default is dataclasses.MISSING
+    default = None if required else field.default
     if isinstance(kind, types.UnionType):
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
     common = dict(dest=field.name, help=help, required=required, default=default)

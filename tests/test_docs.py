@@ -4,17 +4,19 @@ import importlib
 import os
 import re
 import runpy
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 from launch import succeed
 
+from apps.cli import parse
 from core import DistributedManager
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-MODULE = re.compile(r"-m ((?:apps|data|core|benchmarks)(?:\.\w+)+)((?:[^\n|`#]|\\\n)*)")
+MODULE = re.compile(r"-m ((?:apps|data|core|benchmarks)(?:\.\w+)+)((?:\\\n|[^\n|`#])*)")
 OPTION = re.compile(r"(?<!\S)--[\w-]+")
 
 
@@ -41,6 +43,19 @@ def test_commands_have_these_options(module, options, monkeypatch, capsys):
         importlib.import_module(module).main()
     known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
     assert end.value.code == 0 and options <= known, options - known
+
+
+def calls():
+    """Commands of the applications in blocks of bash: module and arguments."""
+    text = "".join(block for page in PAGES for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.S))
+    found = [(module, rest.partition(" -- ")[0].replace("\\\n", " ")) for module, rest in MODULE.findall(text)]
+    return sorted({call for call in found if call[0].startswith("apps.")})
+
+
+@pytest.mark.parametrize("module, arguments", calls())
+def test_commands_take_these_values(module, arguments):
+    name = f"{module.rpartition('.')[2].capitalize()}Config"
+    assert parse(getattr(importlib.import_module(module), name), shlex.split(arguments))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
