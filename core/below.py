@@ -78,7 +78,7 @@ def _rule(func):
     return rule or (RULES["pointwise"] if torch.Tag.pointwise in func.tags else None)
 
 
-def _settled(t, pending=False):
+def _settled(t, pending):
     if not isinstance(t, ShardTensor):
         return t
     spec = t._spec.cut_once()

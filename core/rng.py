@@ -121,11 +121,10 @@ def _field(values, shape, key, device, dtype, spec):
     if spec is None:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         return values(bits(key, shape, [(0, n) for n in shape], device), dtype)
-    if device is None and spec.mesh.device_type == "cuda":
-        device = torch.device("cuda", torch.cuda.current_device())
-    return ShardTensor(values(own_bits(key, spec.finished(), device), dtype), spec.finished())
+    own = own_bits(key, spec.finished(), device or spec.mesh.device_type)
+    return ShardTensor(values(own, dtype), spec.finished())
 
 
-def own_bits(key, spec, device=None):
+def own_bits(key, spec, device):
     """:func:`bits` of this rank's part."""
     return bits(key, spec.shape, [spec.local_range(d) for d in range(spec.ndim)], device)

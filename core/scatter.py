@@ -50,8 +50,7 @@ def _send_parts(tensor, src, mesh, placements, global_shape, dtype, sizes):
         raise UndeterminedShardingError(f"the source has shape {shape}, not {tuple(global_shape)}", op="scatter_tensor")
     spec = make_spec(mesh, placements, shape, sizes)
     parts = [spec.local_shape(_coordinate(mesh, r)) for r in ranks]
-    device = torch.device(mesh.device_type, torch.cuda.current_device()) if mesh.device_type == "cuda" else "cpu"
-    local = torch.empty(spec.local_shape(), dtype=dtype, device=device)
+    local = torch.empty(spec.local_shape(), dtype=dtype, device=mesh.device_type)
     if dist.get_rank() == src:
         requests = []
         for r, part in zip(ranks, parts):
@@ -59,7 +58,7 @@ def _send_parts(tensor, src, mesh, placements, global_shape, dtype, sizes):
             if r == src:
                 local.copy_(source[index])
             elif part.numel():
-                requests.append(dist.isend(c.as_bytes(source[index].to(device).reshape(-1)), r))
+                requests.append(dist.isend(c.as_bytes(source[index].to(mesh.device_type).reshape(-1)), r))
         for q in requests:
             q.wait()
     elif local.numel():

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from core.errors import InputError
 
-TIMEOUT, PIECE, PAUSE = 60, 1 << 20, 0.5  # s; bytes; s
+TIMEOUT, PIECE, PAUSE, TRIES = 60, 1 << 20, 0.5, 4  # s; bytes; s
 BROKEN = (OSError, HTTPException, EOFError)  # of the line or of the server: worth another try
 
 
@@ -44,7 +44,7 @@ class _Noting(urllib.request.HTTPRedirectHandler):
         return found
 
 
-def ask(url, tries=4):
+def ask(url):
     """Remote of an address, or None where the server has no such file (404).
 
     Raises InputError where the server does not answer, refuses, or states no length.
@@ -61,7 +61,7 @@ def ask(url, tries=4):
                 return None
             raise
 
-    found = retry(head, tries, url)
+    found = retry(head, url)
     if found is None:
         return None
     size, tag = found
@@ -84,7 +84,7 @@ def get(url, span=None):
         return answer.read()
 
 
-def download(remote, path, *, tries=4, advance=lambda count: None):
+def download(remote, path, *, tries=TRIES, advance=lambda count: None):
     """Bring ``remote`` to ``path``; returns its SHA-256 in hex. ``advance(n)`` is told of every n bytes that came.
 
     What came before a break stays in ``path``.partial and is gone on with. Raises InputError naming the address after
@@ -93,7 +93,7 @@ def download(remote, path, *, tries=4, advance=lambda count: None):
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = retry(lambda: _complete(remote, partial, advance), tries, remote.url)
+    found = retry(lambda: _complete(remote, partial, advance), remote.url, tries)
     os.replace(partial, path)
     return found["sha256"]
 
@@ -131,7 +131,7 @@ def _complete(remote, partial, advance):
     return found
 
 
-def retry(action, tries, url):
+def retry(action, url, tries=TRIES):
     """The result of ``action``, tried again after breaks with growing pauses; a plain refusal (4xx) is final."""
     for turn in range(1, tries + 1):
         try:

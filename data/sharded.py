@@ -22,27 +22,22 @@ def spec_of(shape, mesh, placements, sizes=None):
     return spec
 
 
-def read_sharded(reader, sample, name, mesh, placements, sizes=None, dtype=None, device=None):
+def read_sharded(reader, sample, name, mesh, placements, sizes=None, dtype=None):
     """This rank's part of one named array as a ShardTensor; no rank holds the whole and nothing is sent.
 
     Args:
         reader: a :class:`data.reader.Reader`.
         sample, name: what to read.
         mesh, placements: how it is cut; ``sizes`` gives the extents of an axis where torch.chunk's do not fit.
-        dtype, device: of the result; the stored dtype and the mesh's device when left out.
+        dtype: of the result, on the mesh's device; the stored one when left out.
     """
     spec = spec_of(reader.shape(sample, name), mesh, placements, sizes)
     local = torch.from_numpy(np.ascontiguousarray(reader.read(sample, name, local_index(spec))))
-    device = torch.device(device or _device(mesh))
-    if device.type == "cuda":
+    if mesh.device_type == "cuda":
         local = local.pin_memory()  # so that the copy need not be waited for
-    return ShardTensor(local.to(device, dtype, non_blocking=True), spec)
+    return ShardTensor(local.to(mesh.device_type, dtype, non_blocking=True), spec)
 
 
 def local_index(spec):
     """This rank's part of an array as one slice a dim."""
     return tuple(slice(*spec.local_range(dim)) for dim in range(spec.ndim))
-
-
-def _device(mesh):
-    return torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")

@@ -180,7 +180,8 @@ def _loss(path, mesh, split=None):
     batch = frames.batch(range(1, 7))
     keys = [(0, i) for i in range(6)]
     noise, sigma = diffusion.noise_like(batch.clean, keys), diffusion.numbers(batch.clean, keys).exp()
-    loss = diffusion.loss(model, batch.clean, batch.valid, batch.conditions, sigma, noise, Diffusion())
+    parts = batch.clean, batch.valid, batch.conditions
+    loss = diffusion.losses(model, *parts, sigma, noise, Diffusion()).mean()
     return loss.item(), batch
 
 
@@ -296,7 +297,7 @@ def test_the_loss_of_a_network_that_says_nothing_is_one_at_every_level():
     torch.manual_seed(0)
     clean, noise = 0.5 * torch.randn(1, 1, 300, 300), torch.randn(1, 1, 300, 300)
     for sigma in (0.02, 0.5, 20.0):
-        got = diffusion.loss(_Zero(), clean, clean < 99, clean, torch.tensor([sigma]), noise, process)
+        [got] = diffusion.losses(_Zero(), clean, clean < 99, clean, torch.tensor([sigma]), noise, process)
         assert got.item() == pytest.approx(1.0, abs=0.02)
 
 

@@ -39,6 +39,7 @@ KINDS = {
     "volume": Kind(7, ("position", "direction", "sdf"), ("pressure", "velocity"), 1, "volume"),
 }
 COLUMNS = KINDS["surface"].columns
+FAIR = 65536  # rows that stand for all, as they are in random order
 
 
 @dataclass(frozen=True)
@@ -195,13 +196,13 @@ class Stacked:
         return np.stack([part.read(run, name, index[1:]) for part, run in zip(self.parts, runs)])[index[0]]
 
 
-def _mean_area(reader, rows=65536):
+def _mean_area(reader):
     """Mean area of a fair sample of the cells of the first training run, m2: a scale, the same on every rank."""
     key = f"{reader.splits['train'][0]}/surface"
-    return float(reader.read(key, "area", (slice(0, min(rows, reader.shape(key, "area")[0])),)).mean(dtype=np.float64))
+    return float(reader.read(key, "area", (slice(0, FAIR),)).mean(dtype=np.float64))
 
 
-def rows_of(reader, run, kind="surface"):
+def rows_of(reader, run, kind):
     """Number of rows of a run."""
     return reader.shape(f"{run}/{kind}", "cell_id")[0]
 
@@ -216,7 +217,7 @@ def holds_back(reader, run):
     return run in reader.splits["train"] and "heldout" in reader.fields(f"{run}/surface")
 
 
-def require_runs(reader, runs, kinds=("surface",)):
+def require_runs(reader, runs, kinds):
     """Raises InputError, on all ranks alike, where a file of one of the runs is missing or cut short."""
     for run in runs:
         more = ["cell_id", *(["heldout"] if holds_back(reader, run) else [])]

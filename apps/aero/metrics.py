@@ -18,7 +18,7 @@ SHAPES = {"square": (2, 4), "truth": (2, 4), "absolute": (2, 2), "weight": (2,),
 VOLUME = {name: shape for name, shape in SHAPES.items() if name != "forces"}
 
 
-def empty_sums(cases, kind="surface"):
+def empty_sums(cases, kind):
     """Zeros for ``cases`` cases: a dict of fp64 tensors (cases, ...)."""
     shapes = SHAPES if kind == "surface" else VOLUME
     return {key: torch.zeros(cases, *shape, dtype=torch.float64) for key, shape in shapes.items()}

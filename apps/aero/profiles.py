@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from apps.aero.dataset import FAIR
 from apps.aero.statistics import r2
 
 BINS, STRIP = 60, 0.05  # strip: half width, as a share of the body's width
@@ -49,10 +50,9 @@ def wake(cells, body, domain):
     return {"z": _middles(bottom, top), "lines": lines, "r2": _agreement(lines)}
 
 
-def box_of(reader, run, rows=65536):
+def box_of(reader, run):
     """Corners (3,), (3,) of the box of a run's surface, by a fair sample of its cells."""
-    key = f"{run}/surface"
-    position = reader.read(key, "position", (slice(0, min(rows, reader.shape(key, "area")[0])),)).astype(np.float64)
+    position = reader.read(f"{run}/surface", "position", (slice(0, FAIR),)).astype(np.float64)
     return position.min(axis=0), position.max(axis=0)
 
 

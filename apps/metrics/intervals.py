@@ -3,7 +3,7 @@
 import torch
 
 
-def draws(count, times, seed=0, blocks=None):
+def draws(count, times, seed, blocks=None):
     """How often each of ``count`` cases occurs in each of ``times`` draws with replacement, fp64 (times, count).
 
     blocks: an id for each case, (count,) ints from 0: cases of one id are drawn together, for they are not
@@ -20,8 +20,8 @@ def drawn(sums, weights):
     return {key: torch.tensordot(weights, value, 1) for key, value in sums.items()}
 
 
-def limits(values, share=0.95):
-    """The two ends between which ``share`` of values (times, ...) lie, without those that are NaN: (2, ...)."""
-    ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=values.dtype)
+def limits(values):
+    """The two ends between which 95 % of values (times, ...) lie, without those that are NaN: (2, ...)."""
+    ends = torch.tensor([0.025, 0.975], dtype=values.dtype)
     columns = values.reshape(len(values), -1).split(max(10**7 // len(values), 1), 1)  # torch takes 2^24 numbers at most
     return torch.cat([torch.nanquantile(column, ends, 0) for column in columns], 1).view(2, *values.shape[1:])

@@ -93,10 +93,10 @@ def _told(hrrr, frames, index, steps):
     return hrrr.forecast(start, times, frames.reader.grid, floor) if dist.get_rank() == _first(frames) else None
 
 
-def _recent(frames, index, most=3):
-    """Up to ``most`` successive frames, the newest last: a baseline may look back further than the model."""
+def _recent(frames, index):
+    """Up to three successive frames, the newest last: a baseline may look back further than the model."""
     times, first = frames.reader.times, index
-    while first > max(index - most + 1, 0) and times[first] - times[first - 1] == frames.facts.step:
+    while first > max(index - 2, 0) and times[first] - times[first - 1] == frames.facts.step:
         first -= 1
     return [frames.observed(i) for i in range(first, index + 1)]
 

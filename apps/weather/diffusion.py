@@ -87,11 +87,6 @@ def denoise(network, noisy, conditions, sigma, diffusion):
     return _wide(skip) * noisy + _wide(out) * answer
 
 
-def loss(network, clean, valid, conditions, sigma, noise, diffusion, weights=None):
-    """Mean over samples of `losses`."""
-    return losses(network, clean, valid, conditions, sigma, noise, diffusion, weights).mean()
-
-
 def losses(network, clean, valid, conditions, sigma, noise, diffusion, weights=None):
     """Weighted squared error over valid pixels, Eq. 8: (batch,), for each sample the mean over its valid values.
 

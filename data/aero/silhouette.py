@@ -12,12 +12,12 @@ from data.aero.resample import fans
 LINES = 1000
 
 
-def projected_area(mesh, axis, lines=LINES):
+def projected_area(mesh, axis):
     """Area of the silhouette of Polygons seen along ``axis`` (0, 1, 2), in the square of the mesh's unit, fp64."""
     u, v = [k for k in range(3) if k != axis]
     used = mesh.points[mesh.connectivity]
     low, high = float(used[:, v].min()), float(used[:, v].max())
-    step = (high - low) / lines
+    step = (high - low) / LINES
     if not step > 0:
         return 0.0
     intervals = np.empty((3, 0))

@@ -23,7 +23,7 @@ def address(base, key):
     return f"{base.rstrip('/')}/{urllib.parse.quote(key)}"
 
 
-def list_objects(base, prefix, tries=4):
+def list_objects(base, prefix):
     """All `Object` of ``base`` (such as https://noaa-goes19.s3.amazonaws.com) under a prefix, page after page.
 
     Raises `InputError` when the server cannot be reached or answers something else.
@@ -32,7 +32,7 @@ def list_objects(base, prefix, tries=4):
     while True:
         query = {"list-type": "2", "prefix": prefix} | ({"continuation-token": token} if token else {})
         url = f"{base.rstrip('/')}/?{urllib.parse.urlencode(query)}"
-        page = retry(lambda url=url: get(url), tries, url)
+        page = retry(lambda url=url: get(url), url)
         try:
             objects, token = _parse(page, base)
         except (ET.ParseError, AttributeError, ValueError) as error:

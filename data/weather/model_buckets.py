@@ -60,16 +60,16 @@ def ranges(index, fields):
     return found
 
 
-def fetch_fields(base, key, fields, path, tries=4):
+def fetch_fields(base, key, fields, path):
     """Bring some fields of one file to ``path``; returns (size, SHA-256 in hex). Raises `InputError`."""
     url = address(base, key)
-    index = retry(lambda: get(f"{url}.idx").decode(), tries, f"{url}.idx")
+    index = retry(lambda: get(f"{url}.idx").decode(), f"{url}.idx")
     try:
         wanted = ranges(index, fields)
     except ValueError as error:
         raise InputError(str(error), file=f"{url}.idx", variable="hrrr, gfs",
                          remedy="Name fields as the index does: REFC:entire atmosphere") from error  # fmt: skip
-    data = b"".join(retry(lambda r=r: _message(url, *r), tries, url) for r in wanted)
+    data = b"".join(retry(lambda r=r: _message(url, *r), url) for r in wanted)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data)
