@@ -60,7 +60,7 @@ def main(argv=None):
     inputs = [(state, None), (state, torch.bool), (told, None), ((), None), (state, None)]
 
     def loss(model, clean, valid, conditions, sigma, noise):
-        return diffusion.loss(model, clean, valid, conditions, sigma, noise, process)
+        return diffusion.losses(model, clean, valid, conditions, sigma, noise, process).mean()
 
     domain = domain_shape(config.domain, config.columns)
     cuts = [row_sizes(points, config.patch, ranks) for points, ranks in zip((rows, columns), domain)]
