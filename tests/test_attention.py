@@ -272,3 +272,18 @@ def test_channels_are_filled_up(monkeypatch):
     found = kernel.backward(kernel.CPU, grad, *tensors, out, total, True, 0.4)
     torch.testing.assert_close(found, list(torch.autograd.grad(expected, tensors, grad)))
     assert seen == [8]
+
+
+def no_channels(meshes):
+    """Torch gives no channels, and so do shards."""
+    for fn, dim in (
+        (lambda x: F.scaled_dot_product_attention(x, x, x), 2),
+        (lambda x: neighborhood_attention(x, x, x, 3), 1),
+    ):
+        x = scatter_tensor(torch.ones(2, 5, 5, 2, 0), None, meshes["2"], [Shard(dim)], requires_grad=True)
+        fn(x).sum().backward()
+        assert fn(x).shape == x.grad.shape == x.shape
+
+
+def test_no_channels(pool):
+    pool.run(no_channels)

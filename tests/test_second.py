@@ -6,9 +6,12 @@ differentiated, and the result compared with that of one process.
 
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import cut, load, operands, share, tensors_of
+from torch.distributed.tensor import Shard
 
-from core import ShardTensor
+from core import ShardingError, ShardTensor, neighborhood_attention, scatter_tensor, set_attention_strategy
+from core.ops import around
 
 FAMILIES = ("cases_basic", "cases_products", "cases_reduction")
 
@@ -58,3 +61,45 @@ def twice(meshes, mesh_name, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_second_derivatives(pool, mesh, family):
     assert min(pool.run(twice, mesh, family, timeout=300)) > 5
+
+
+def _near(x):
+    return neighborhood_attention(x, x, x, 3)
+
+
+def _all(x):
+    return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+ONCE = {  # function, cut dim, and how attention is computed
+    "layer norm": (lambda x: F.layer_norm(x, (6,)), 4, "auto"),
+    "group norm": (lambda x: F.group_norm(x, 7), 2, "auto"),
+    "neighborhood": (_near, 1, "auto"),
+    "neighborhood in pieces": (_near, 1, "auto"),
+    "ring": (_all, 3, "ring"),
+    "dealt": (_all, 3, "dealt"),
+}
+
+
+def refused(meshes, name):
+    """Also where the gradient of the results is a constant, and by a rank that has nothing."""
+    fn, dim, strategy = ONCE[name]
+    kept = around._most_kept
+    around._most_kept = 0 if name.endswith("pieces") else kept
+    set_attention_strategy(strategy)
+    try:
+        for power in (1, 3):
+            x, last = torch.randn(2, 7, 6, 5, 6, dtype=torch.float64), 1 if dim == 4 else 0
+            n = x.shape[dim]
+            x = scatter_tensor(x, None, meshes["2"], [Shard(dim)], requires_grad=True, sizes={0: (n - last, last)})
+            (first,) = torch.autograd.grad(fn(x).pow(power).sum(), [x], create_graph=True)
+            with pytest.raises(ShardingError, match="differentiated once only"):
+                first.square().sum().backward()
+    finally:
+        around._most_kept = kept
+        set_attention_strategy("auto")
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_what_is_differentiable_once_says_so_on_every_rank(pool, name):
+    pool.run(refused, name)

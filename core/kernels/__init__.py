@@ -11,8 +11,8 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from core.once import once_differentiable
 from core.ops.windows import Axis, Window
 
 MOST_CHANNELS, LEAST_ROWS = 256, 2**12

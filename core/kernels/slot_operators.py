@@ -4,9 +4,9 @@ As those of neighbourhoods are: what they return is known without computing it, 
 """
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from core.kernels import MOST_CHANNELS, has_kernel
+from core.once import once_differentiable
 
 _library = torch.library.Library("core", "FRAGMENT")
 _library.define("slot_attention_read(Tensor q, Tensor k, Tensor w) -> (Tensor, Tensor)")

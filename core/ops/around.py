@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import torch
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from core import collectives as c
 from core._torch import compiling
 from core.kernels import Neighborhood, has_kernel, natten, numbers_of
+from core.once import once_differentiable
 from core.ops.halo import fetch
 from core.ops.windows import Axis
 from core.precision import autocast_now
@@ -41,6 +41,11 @@ class Piece(NamedTuple):
 
     axis: Axis
     own: bool
+
+
+def factor_of(q, scale):
+    """Of the products; where there are no channels, which have none, any."""
+    return max(q.shape[-1], 1) ** -0.5 if scale is None else scale
 
 
 def fetched(k, v, halos):
@@ -82,7 +87,7 @@ class Around(Function):
 
     @staticmethod
     def forward(ctx, q, k, v, halos, attend: Callable, axes, scale):
-        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        factor = factor_of(q, scale)
         cut = _Cut(halos[0], axes)
         own = _beside(k, v, halos)
         coming = c.start_exchange(own, *cut.message)

@@ -112,7 +112,7 @@ def layout(q, k, v, mask, dropout_p, causal, scale, grouped):
     keys, axis, pick = _keys(scores, k, v, grouped)
     n = scores.ndim
     out = scores.reshaped((*scores.shape[:-1], v.shape[-1]), {d: d for d in range(n - 1)})
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
     call = Call(scale, causal, scores.local_range(n - 2)[0], sizes=keys[0].local_shape()[-2:-1])
     if axis is not None:
         sizes, group = keys[0].sizes[axis], c.axis_group(k.mesh, axis)

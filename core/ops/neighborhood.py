@@ -16,14 +16,14 @@ from math import prod
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
 from core.kernels import Neighborhood, has_kernel, natten
-from core.ops.around import Around, Halo, fetched, in_pieces
+from core.once import once_differentiable
+from core.ops.around import Around, Halo, factor_of, fetched, in_pieces
 from core.ops.block import result_dtype
 from core.ops.graph import operator
 from core.ops.pointwise import meet, operand
@@ -88,7 +88,7 @@ def rule(func, q, k, v, kernel_size, dilation=1, is_causal=False, scale=None):
     def local(q, k, v, *args, **kwargs):
         if cut:
             q, k, v = _alike(q, k, v)
-            if in_pieces(q, k, cut, q.shape[-1] ** -0.5 if scale is None else scale):
+            if in_pieces(q, k, cut, factor_of(q, scale)):
                 return Around.apply(q, k, v, cut, _attention, tuple(axes), scale)
             k, v = fetched(k, v, cut).chunk(2, -1)
         return _attention(q, k, v, tuple(axes), scale)
@@ -117,8 +117,8 @@ def _attention(q, k, v, axes, scale):
     """Attention of the queries at hand over the keys and values at hand."""
     q, k, v = _alike(q, k, v)
     if q.numel() == 0:
-        return q + k.sum() + v.sum()
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
+        return _Nothing.apply(q, k, v)
+    factor = factor_of(q, scale)
     own = Neighborhood.apply if has_kernel(q, factor) else None
     call = q, k, v, axes, factor
     if natten.preferred(*call, own):
@@ -127,6 +127,20 @@ def _attention(q, k, v, axes, scale):
         return own(*call)
     pieces = _pieces(axes)
     return _attend(q, k, v, pieces[0], scale) if len(pieces) == 1 else _Pieces.apply(q, k, v, axes, scale)
+
+
+class _Nothing(torch.autograd.Function):
+    """Of no queries. It is as often differentiable as what others compute meanwhile, who have some."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return q.new_empty(q.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return tuple([t.new_zeros(t.shape) for t in ctx.saved_tensors])
 
 
 def _alike(*operands):

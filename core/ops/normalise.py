@@ -7,9 +7,9 @@ the mean is large. Every part counts by the global number of elements, so parts 
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from core import collectives as c
+from core.once import once_differentiable
 
 
 class Over(NamedTuple):

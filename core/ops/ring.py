@@ -9,10 +9,10 @@ once more, each together with its gradient, which ends where it belongs.
 from functools import partial
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from core import collectives as c
 from core import rng
+from core.once import once_differentiable
 from core.ops.block import Block, exponentials
 from core.ops.kernel import served
 

@@ -6,8 +6,8 @@ add up in fp32. All operands have all batches and heads.
 """
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from core.once import once_differentiable
 from core.ops import kernel
 
 _TILE = 1 << 14  # points
