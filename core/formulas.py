@@ -49,8 +49,9 @@ def _linear(x, weight, bias=None):
 
 def _linear_backward(grad, extra, wanted, x, weight, bias=None):
     grad_x = grad @ weight.to(grad.dtype) if wanted[0] else None
-    grad_weight = _rows(grad).mT @ _rows(x) if wanted[1] else None
-    return [grad_x, grad_weight, *(_sum_of_rows(_rows(grad)) if w else None for w in wanted[2:])]
+    rows = _rows(grad)
+    grad_weight = rows.mT @ _rows(x) if wanted[1] else None
+    return [grad_x, grad_weight, *(_sum_of_rows(rows) if w else None for w in wanted[2:])]
 
 
 def _sum_of_rows(grad):
@@ -69,7 +70,7 @@ def _layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
 
 def _layer_norm_backward(grad, extra, wanted, x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     mask, sizes, together = [*wanted, *[False] * (3 - len(wanted))], _sizes(shape), None
-    if any(mask[1:]) and len(sizes) == 1 and has_column_kernel(_rows(grad), _rows(x)):
+    if any(mask[1:]) and len(sizes) == 1 and has_column_kernel(grad, x):
         found = torch.ops.core.column_sums(_rows(grad), _rows(x), *(t.flatten() for t in extra)).to(weight.dtype)
         mask, together = [mask[0], False, False], [found[1], found[0]]
     found = aten.native_layer_norm_backward(grad, x, sizes, *extra, weight, bias, mask)

@@ -14,6 +14,8 @@ import pytest
 import torch
 from launch import interpreted
 
+from core import kernels
+
 TOLERANCE = {"float32": 2e-6, "float16": 4e-3}
 
 
@@ -70,6 +72,15 @@ def test_ways_to_call_it(errors, name):
 def test_sums_of_columns(errors, name):
     assert len(errors[name]) == {"columns": 2, "linear": 4, "layer_norm": 4}[name]
     assert max(errors[name]) < TOLERANCE["float32"], errors[name]
+
+
+def test_which_sums_of_columns_have_a_kernel(monkeypatch):
+    """Contiguous ones only, and none without columns."""
+    monkeypatch.setattr(kernels, "_INTERPRETED", True)
+    many = torch.zeros(2, kernels.LEAST_ROWS // 2, 3)
+    assert kernels.has_column_kernel(many, many)
+    for other in (many[:1], many[..., :0], many[..., :2], many.double()):
+        assert not kernels.has_column_kernel(many, other)
 
 
 # -- the process that interprets --------------------------------------------------------------------------------------

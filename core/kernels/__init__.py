@@ -45,9 +45,10 @@ def has_kernel(q, scale):
     return _reads(q) and q.shape[-1] <= MOST_CHANNELS and scale > 0
 
 
-def has_column_kernel(*matrices):
-    """Whether sums over the rows of these have a kernel, which is faster than torch's own where there are many."""
-    return all(t.shape[0] >= LEAST_ROWS and t.is_contiguous() and _reads(t) for t in matrices)
+def has_column_kernel(*tensors):
+    """Whether sums over all rows of these have a kernel, which is faster than torch's own where there are many."""
+    many = all(t.numel() and t.shape[:-1].numel() >= LEAST_ROWS for t in tensors)
+    return many and all(t.is_contiguous() and _reads(t) for t in tensors)
 
 
 def is_gpu(device):
