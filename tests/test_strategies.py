@@ -1,5 +1,7 @@
 """Which way keys travel: told by the model, from sizes alone, and what a person asks for comes first."""
 
+from itertools import combinations
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -62,6 +64,14 @@ def test_the_model_is_about_messages_and_the_slowest_rank():
     slow, _ = strategies.seconds(scores.with_axis(0, Shard(2), uneven.sizes[0]), uneven, uneven, uneven, False, 0)
     assert slow["gather"] / whole["gather"] == pytest.approx(2, rel=0.1)
     assert slow["dealt"] == pytest.approx(whole["dealt"], rel=0.01)
+
+
+def test_ranks_choose_alike_between_equals(monkeypatch):
+    """Whatever order the ranks' sets have, which differs from process to process."""
+    for pair in combinations(("gather", "ring", "heads", "dealt"), 2):
+        times = {name: 1.0 if name in pair else 2.0 for name in ("gather", "ring", "heads", "dealt")}
+        monkeypatch.setattr(strategies, "seconds", lambda *args, times=times: (times, 0))
+        assert _chosen(ranks=2, heads=16, rows=64) == pair[0]
 
 
 @pytest.mark.parametrize("sizes", [(5, 4), (3, 0, 6, 1), (1, 0, 0), (0, 0), (7,), (2, 11, 1)])
