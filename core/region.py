@@ -145,7 +145,9 @@ class Region(Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        graph = ctx.graph() or _graph_again(ctx)
+        graph, again = ctx.graph(), torch.is_grad_enabled() and not compiling()
+        saved = ctx.saved_tensors if again or not graph else ()  # once: a checkpoint computes what it gives
+        graph = graph or _graph_again(ctx.compute, *saved)
         inner, ends = graph.inner, graph.ends
         specs = ctx.plan.outputs
         specs = specs if isinstance(specs, (tuple, list)) else (specs,) * len(ends)
@@ -153,9 +155,8 @@ class Region(Function):
         wanted = [i for i, t in enumerate(inner) if t.requires_grad and ctx.needs_input_grad[i + 2]]
         results = [None] * len(inner)
         if live and wanted:
-            if torch.is_grad_enabled() and not compiling():
-                tensors = ctx.saved_tensors[:-1]
-                found = _differentiable(ctx.plan, ctx.compute, tensors, ctx.weights, live, wanted, specs, grads)
+            if again:
+                found = _differentiable(ctx.plan, ctx.compute, saved[:-1], ctx.weights, live, wanted, specs, grads)
             else:
                 found = _gradients(ctx, live, wanted, specs, grads, inner, ends)
             for i, g in zip(wanted, found):
@@ -163,11 +164,11 @@ class Region(Function):
         return None, None, *results
 
 
-def _graph_again(ctx):
+def _graph_again(compute, *saved):
     """A checkpoint recomputes its whole block, this region too, when it is asked for a saved tensor; what else keeps
     saved tensors elsewhere (``save_on_cpu``) gives the operands back, from which the graph is built."""
-    *tensors, token = ctx.saved_tensors
-    return getattr(token, "graph", None) or _LocalGraph(ctx.compute, tensors)
+    *tensors, token = saved
+    return getattr(token, "graph", None) or _LocalGraph(compute, tensors)
 
 
 class _LocalGraph:

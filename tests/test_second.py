@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from cases import cut, load, operands, share, tensors_of
 from torch.distributed.tensor import Shard
+from torch.utils.checkpoint import checkpoint
 
 from core import ShardingError, ShardTensor, neighborhood_attention, scatter_tensor, set_attention_strategy
 from core.ops import around
@@ -103,3 +104,19 @@ def refused(meshes, name):
 @pytest.mark.parametrize("name", ONCE)
 def test_what_is_differentiable_once_says_so_on_every_rank(pool, name):
     pool.run(refused, name)
+
+
+def checkpointed(meshes):
+    """A product of all pairs of rows, whose local graph a checkpoint drops."""
+    found, x = [], torch.randn(5, 3, dtype=torch.float64)
+    for leaf in (x.clone().requires_grad_(), scatter_tensor(x, None, meshes["2"], [Shard(0)], requires_grad=True)):
+        out = checkpoint(lambda t: torch.einsum("ij,kj->ik", t, t), leaf, use_reentrant=False)
+        (first,) = torch.autograd.grad(out.square().sum(), [leaf], create_graph=True)
+        first.square().sum().backward()
+        found.append((first.detach(), leaf.grad))
+    for a, b in zip(*found):
+        torch.testing.assert_close(b.full_tensor(), a)
+
+
+def test_second_derivatives_of_a_checkpointed_block(pool):
+    pool.run(checkpointed)
