@@ -1,6 +1,7 @@
 """Forecasts of two models and of experts, broken off and resumed, as products, scored from files and beside HRRR."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from launch import succeed
 from weather_files import hrrr_keys, write_subhourly
 
 from apps.cli import parse
-from apps.weather import evaluate, forecast, look, maps, products, train
+from apps.weather import ensemble, evaluate, forecast, look, maps, products, train
 from apps.weather.baselines import Observed
 from apps.weather.dataset import Frames
 from apps.weather.ensemble import policy_of
@@ -20,7 +21,7 @@ from apps.weather.hrrr import Hrrr
 from apps.weather.policy import Policy
 from apps.weather.product import Product
 from apps.weather.rollout import rollout, spread
-from apps.weather.stages import merged
+from apps.weather.stages import load, merged
 from apps.weather.stored import Stored
 from apps.weather.verify import score_case
 from core import DistributedManager, InputError, checkpoint
@@ -146,6 +147,13 @@ def test_products_in_bf16_stay_near(folder, trained, short, capsys):
         with pytest.raises(SystemExit):
             forecast.main([*args, "--overwrite", "--capture"])
         assert "--capture records on GPUs" in capsys.readouterr().err
+
+
+def test_what_was_trained_in_fp64_is_not_said_to_be_in_bf16(folder, trained, monkeypatch, capsys):
+    monkeypatch.setattr(ensemble, "load", lambda paths, **sampler: replace(load(paths), dtype=torch.float64))
+    with pytest.raises(SystemExit):
+        forecast.main(_arguments(folder, trained, "none.zarr", "--precision", "bf16"))
+    assert "step_00000001: was trained in fp64" in capsys.readouterr().err
 
 
 def test_the_policy_for_gaps_is_that_of_the_training_unless_told(folder, trained, short, tmp_path, capsys):

@@ -40,7 +40,7 @@ def load_stages(config):
     """The stages that --checkpoint and --satellite name, with the sampler and the arithmetic of the other options.
 
     Raises:
-        InputError: --capture without a GPU, or what `load` and `chain` refuse.
+        InputError: --capture without a GPU, bf16 of a training in fp64, or what `load` and `chain` refuse.
     """
     if config.capture and not torch.cuda.is_available():
         raise InputError("--capture records on GPUs, and there is none", remedy="Leave it out")
@@ -49,6 +49,9 @@ def load_stages(config):
     stages = chain(last, load(config.satellite, **sampler) if config.satellite else None)
     for stage in stages:
         stage.half = config.precision == "bf16"
+        if stage.half and stage.dtype == torch.float64:
+            raise InputError("was trained in fp64, which bf16 leaves as it is", file=stage.paths[0],
+                             remedy="Leave out --precision")  # fmt: skip
         for network in stage.networks() if config.capture else ():
             capture(network)
     return stages
