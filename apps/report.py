@@ -1,9 +1,13 @@
-"""Figures: the loss curve, and how every figure is opened and stored. matplotlib is imported only to draw."""
+"""Figures: the loss curve, and the look of all of them. matplotlib is imported only to draw."""
 
 import json
 from pathlib import Path
 
 from apps.outputs import written
+
+# of Okabe and Ito, told apart by any eye
+BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+LOOK = {"axes.titlesize": 11, "figure.titlesize": 12, "legend.fontsize": 10, "legend.frameon": False, "grid.alpha": 0.3}
 
 
 def draw_losses(path, log):
@@ -12,15 +16,28 @@ def draw_losses(path, log):
     steps = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     checks = [(row["step"], row["validation"]["loss"]) for row in rows if "validation" in row]
     figure, axes = new_figure(1, 1, 7, 4)
-    ax = axes[0][0]
-    ax.plot(*zip(*steps), lw=1, color="0.6", label="training, one batch")
-    ax.plot(*zip(*_smooth(steps)), lw=1.8, color="C0", label="training, running mean")
-    if checks:
-        ax.plot(*zip(*checks), "o", color="C1", label="validation")
-    ax.set(xlabel="step", ylabel="loss", ylim=(0, None))
-    ax.grid(alpha=0.3)
-    ax.legend(frameon=False)
+    plot_losses(axes[0][0], steps, checks)
+    axes[0][0].set_title(f"{Path(log).resolve().parent.name}, {rows[-1]['step']:,} steps")
     return save_figure(figure, path)
+
+
+def plot_losses(ax, steps, checks):
+    """Losses [(step, loss)] of batches and, ``checks``, of validations; logarithmic where they fall tenfold."""
+    dots = {"marker": "o", "ms": 3} if len(steps) < 10 else {}
+    ax.plot(*zip(*steps), lw=0.8, color="0.7", label="training, one batch", **dots)
+    ax.plot(*zip(*_smooth(steps)), lw=1.8, color=BLUE, label="training, running mean")
+    if checks:
+        ax.plot(*zip(*checks), "o", ms=6, color=ORANGE, mec="k", mew=0.6, label="validation, averaged weights")
+    ax.set(xlabel="step", ylabel="loss, of standardised fields")
+    losses = [loss for _, loss in (*steps, *checks)]
+    if max(losses) > 10 * min(losses):
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(0, 1.05 * max(losses))
+    ax.set_xlim(0, None)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.grid()
+    ax.legend()
 
 
 def _last_run(rows):
@@ -43,12 +60,22 @@ def _smooth(points, share=0.9):
 
 def new_figure(rows, columns, width, height):
     """A figure (width, height in inches) and its axes (rows, columns)."""
+    return _pyplot().subplots(rows, columns, figsize=(width, height), squeeze=False, layout="compressed")
+
+
+def new_mosaic(names, width, height, **ratios):
+    """A figure (width, height in inches) and its axes {name: axes} by the rows of ``names``; ratios: of the grid."""
+    return _pyplot().subplot_mosaic(names, figsize=(width, height), layout="constrained", gridspec_kw=ratios)
+
+
+def _pyplot():
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="compressed")
+    pyplot.rcParams.update(LOOK)
+    return pyplot
 
 
 def save_figure(figure, path):
@@ -56,6 +83,6 @@ def save_figure(figure, path):
     from matplotlib import pyplot
 
     with written(path) as (part,):
-        figure.savefig(part, dpi=110, bbox_inches="tight")
+        figure.savefig(part, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
     return Path(path)

@@ -1,15 +1,15 @@
 """The figure of :mod:`benchmarks.many`: time against ranks, with the lines that a perfect cut would give.
 
-A panel for each kind of case and a colour for each case, of Okabe and Ito; attention by several strategies, and data
-groups, differ by marker and dashes. Dotted: the time on the smallest domain, divided as the points of a rank are.
+A panel for each kind of case and a colour for each case; attention by several strategies, and data groups, differ by
+marker and dashes. Dotted: the time on the smallest domain, divided as the points of a rank are.
 """
 
 import re
 from itertools import product
 
-from apps.report import new_figure, save_figure
+from apps.report import BLUE, GREEN, ORANGE, PINK, RED, SKY, new_figure, save_figure
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
 STYLES = {"": ("o", "-"), "ring": ("o", "-"), "heads": ("s", "--"), "gather": ("^", "-."), "ddp": ("D", "--")}
 
 
@@ -47,7 +47,7 @@ def _panel(ax, kind, curves):
     ax.plot([], [], ":", lw=1.1, color="0.4", label="ideal")
     _scales(ax, _ranks(curves[0][1]))
     ax.set_title("exact inference" if kind == "inference" else f"{kind}, training step", fontsize=10)
-    ax.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    ax.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
 def _ranks(points):
@@ -70,7 +70,7 @@ def _scales(ax, ranks):
     ax.set_yticks(marks, [f"{mark:,g}" for mark in marks])
     ax.minorticks_off()
     ax.set(xlabel="ranks that share a sample", ylabel="time (ms)")
-    ax.grid(alpha=0.3, which="major")
+    ax.grid()
 
 
 def _words(label):

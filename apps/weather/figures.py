@@ -1,18 +1,18 @@
 """Figures of an evaluation from its results: scores against lead, events, probabilities, spectra.
 
-Colours are those of Okabe and Ito, told apart by any eye; lines differ by their dashes too. Bands are the intervals.
+Lines differ by their dashes too, not by colour only, and the model's lies on top. Bands are the intervals.
 """
 
 import numpy as np
 
-from apps.report import new_figure, save_figure
+from apps.report import BLUE, GREEN, ORANGE, PINK, new_figure, save_figure
 
 SOURCES = {  # label, colour, dashes
-    "model": ("model", "#0072B2", "-"),
+    "model": ("model", BLUE, "-"),
     "persistence": ("persistence", "0.45", ":"),
-    "extrapolation": ("extrapolation", "#E69F00", "--"),
-    "steps": ("STEPS", "#009E73", "-."),
-    "hrrr": ("HRRR", "#CC79A7", (0, (5, 1, 1, 1, 1, 1))),
+    "extrapolation": ("extrapolation", ORANGE, "--"),
+    "steps": ("STEPS", GREEN, "-."),
+    "hrrr": ("HRRR", PINK, (0, (5, 1, 1, 1, 1, 1))),
     "observed": ("observed", "k", "-"),
 }
 
@@ -25,11 +25,11 @@ def draw_errors(path, results, channel):
     for ax, (score, label) in zip(axes[0], (panels | {"spread_skill": "spread / skill"}).items()):
         _against_lead(ax, results, channel, score)
         ax.set_ylabel(label)
-        if score in ("crps", "rmse"):
-            ax.set_ylim(0, None)
-        else:
+        if score in ("bias", "spread_skill"):
             ax.axhline(float(score == "spread_skill"), color="k", lw=0.8)
-    return _finish(figure, axes[0][0], path)
+        if score != "bias":
+            ax.set_ylim(0, None)
+    return _finish(figure, axes[0][0], path, results, channel)
 
 
 def draw_events(path, results, channel):
@@ -38,7 +38,7 @@ def draw_events(path, results, channel):
     names = event_names(results, channel)
     figure, axes = new_figure(len(rows), len(names), _width(names), 1.9 * len(rows) + 0.6)
     for ax, name in zip(axes[0], names):
-        ax.set_title(name, fontsize=11)
+        ax.set_title(name)
     for row, (score, label) in zip(axes, rows.items()):
         for i, ax in enumerate(row):
             _against_lead(ax, results, channel, score, i)
@@ -47,9 +47,9 @@ def draw_events(path, results, channel):
                 ax.axhline(1, color="k", lw=0.8)
         top = 1.05 * max(ax.get_ylim()[1] for ax in row)  # a row has one scale, but for Brier scores, which fall
         for ax in row:  # with the frequency of the event
-            ax.set_ylim(0, None if score == "brier" else top if score == "frequency_bias" else min(top, 1))
+            ax.set_ylim(0, None if score == "brier" else top if score == "frequency_bias" else min(top, 1.03))
         row[0].set_ylabel(label)
-    return _finish(figure, axes[0][0], path)
+    return _finish(figure, axes[0][0], path, results, channel)
 
 
 def draw_neighborhoods(path, results, channel):
@@ -66,10 +66,10 @@ def draw_neighborhoods(path, results, channel):
         under.set(xscale="log", xlabel="window (km)", ylim=(0, 1), title=f"{name}, {_lead(results, -1)}")
         under.set_xticks(km, [f"{v:.0f}" for v in km])
         under.minorticks_off()
-        under.grid(alpha=0.3)
+        under.grid()
     for row, label in zip(axes, ("FSS", "FSS of the matched mean", "FSS")):
         row[0].set_ylabel(label)
-    return _finish(figure, axes[0][0], path)
+    return _finish(figure, axes[0][0], path, results, channel)
 
 
 def draw_probabilities(path, results, channel):
@@ -80,7 +80,7 @@ def draw_probabilities(path, results, channel):
         for ax in (above, under):
             ax.plot([0, 1], [0, 1], color="k", lw=0.8)
             ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-            ax.grid(alpha=0.3)
+            ax.grid()
         for source, value, low, high in _curves(results, channel, "reliability"):
             chance = np.linspace(0, 1, value.shape[-1])
             _line(above, source, chance, value[lead, i], low[lead, i], high[lead, i])
@@ -93,7 +93,7 @@ def draw_probabilities(path, results, channel):
         under.set_xlabel("false alarm rate (POFD)")
     axes[0][0].set_ylabel("observed frequency")
     axes[1][0].set_ylabel("hit rate (POD)")
-    return _finish(figure, axes[0][0], path)
+    return _finish(figure, axes[0][0], path, results, channel)
 
 
 def _uses(ax, counts):
@@ -127,7 +127,7 @@ def draw_ranks(path, results, channel):
     for ax in axes[0]:
         ax.set_ylim(0, top)
     axes[0][0].set_ylabel("share of points")
-    return _finish(figure, axes[0][0], path)
+    return _finish(figure, axes[0][0], path, results, channel)
 
 
 def draw_spectra(path, results, channel):
@@ -144,7 +144,7 @@ def draw_spectra(path, results, channel):
             ax.set(xscale="log", yscale="log" if seen else "linear", xlim=(wave[0], wave[-1]))
             ax.set_xlabel("wavelength (km)")
             _plain_ticks(ax.xaxis, wave)
-            ax.grid(alpha=0.3)
+            ax.grid()
         above.set_title(_lead(results, lead))
         under.axhline(1, color="k", lw=0.8)
         under.set_ylim(0.1, 10)
@@ -155,7 +155,7 @@ def draw_spectra(path, results, channel):
         ax.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
     axes[0][0].set_ylabel(f"power{unit}")
     axes[1][0].set_ylabel("power / observed power")
-    return _finish(figure, axes[0][0], path)
+    return _finish(figure, axes[0][0], path, results, channel)
 
 
 def in_units(unit, power=""):
@@ -179,7 +179,7 @@ def _against_lead(ax, results, channel, score, *at):
     for source, *bounds in _curves(results, channel, score):
         _line(ax, source, leads, *(v[(slice(None), *at)] for v in bounds))
     ax.set(xlabel="lead (minutes)", xticks=leads[:: max(len(leads) // 6, 1)])
-    ax.grid(alpha=0.3)
+    ax.grid()
 
 
 def _curves(results, channel, score):
@@ -194,9 +194,10 @@ def _curves(results, channel, score):
 
 def _line(ax, source, x, value, low=None, high=None, marker="o"):
     label, colour, dashes = SOURCES[source]
-    ax.plot(x, value, dashes, color=colour, marker=marker, ms=3.5, lw=1.6, label=label)
+    level = 3 if source == "model" else 2
+    ax.plot(x, value, dashes, color=colour, marker=marker, ms=3.5, lw=1.6, label=label, zorder=level)
     if low is not None:
-        ax.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
+        ax.fill_between(x, low, high, color=colour, alpha=0.18, lw=0, zorder=1)
 
 
 def _plain_ticks(axis, values):
@@ -221,9 +222,14 @@ def _lead(results, at):
     return f"+{results['lead_minutes'][at]:.0f} min"
 
 
-def _finish(figure, ax, path):
+def _finish(figure, ax, path, results, channel):
+    """Above the panels what was forecast when, over the legend."""
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    days = sorted(str(case)[:10] for case in results["cases"])
+    when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    what = f"{results['long_names'][channel]}: {len(days)} starting times ({results['split']} split), {when}"
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), title=what, title_fontsize=11)
+    figure.get_layout_engine().set(w_pad=0.1)
     return save_figure(figure, path)
 
 

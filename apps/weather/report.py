@@ -35,7 +35,7 @@ def _head(results):
         + ". All forecasts are scored on the same points: those seen in the history and at the valid time. "
     )
     if boot["blocks"] >= FEWEST:
-        text += f"Intervals hold 95 % of {boot['draws']} draws of {boot['blocks']} " + (
+        text += f"Intervals, bands in the figures, hold 95 % of {boot['draws']} draws of {boot['blocks']} " + (
             f"blocks of {boot['block_hours']:g} h." if boot["block_hours"] else "starting times, as if independent."
         )
     else:
