@@ -17,7 +17,7 @@ from apps.aero.dataset import require_runs, runs_of
 from apps.aero.metrics import COUNT, summary
 from apps.aero.predict import judge, load_model, predict
 from apps.aero.profiles import box_of, centreline, wake
-from apps.aero.report import write_report
+from apps.aero.report import PARITY, TREND, write_report
 from apps.aero.shown import table
 from apps.aero.statistics import confidence, pair_differences
 from apps.agree import together
@@ -148,23 +148,23 @@ def _export(config, model, reader, scalings, runs, mesh):
 
 def _write(config, results, drawings):
     out, label = Path(config.out), results["label"]
-    plots = {"parity": out / "parity.png", "trend": out / "trend.png"} if _with_forces(results["runs"]) else {}
-    named = {"run": "", "air of": "_volume", "profiles of": "_profiles"}
+    plots = {PARITY: out / "parity.png", TREND: out / "trend.png"} if _with_forces(results["runs"]) else {}
+    named = {"Surface of": "", "Air around": "_volume", "Curves of": "_profiles"}
     shown = {f"{name} {d.run}": out / f"{d.run}{end}.png" for d in drawings for name, end in named.items()}
     pictures = plots | shown
     with written(out / "results.json", out / "report.html", *pictures.values()) as (scores, page, *parts):
         write_json(scores, results)
         part = dict(zip(pictures, parts))
         if plots:
-            drawn(figures.draw_parity, part["parity"], results["runs"], label)
-            drawn(figures.draw_trend, part["trend"], results["runs"], _others(results), label)
+            drawn(figures.draw_parity, part[PARITY], results["runs"], label)
+            drawn(figures.draw_trend, part[TREND], results["runs"], _others(results), label)
         for d in drawings:
             title = f"{d.run} ({label})"
             if d.surface is not None:
-                drawn(figures.draw_surface, part[f"run {d.run}"], d.surface, d.attrs, title)
+                drawn(figures.draw_surface, part[f"Surface of {d.run}"], d.surface, d.attrs, title)
             if d.air is not None:
-                drawn(figures.draw_volume, part[f"air of {d.run}"], d.air, d.attrs, title)
-            drawn(figures.draw_profiles, part[f"profiles of {d.run}"], d.profiles, title)
+                drawn(figures.draw_volume, part[f"Air around {d.run}"], d.air, d.attrs, title)
+            drawn(figures.draw_profiles, part[f"Curves of {d.run}"], d.profiles, title)
         write_report(page, results, part)
     known = BASELINES if results["baselines"] else ()
     others = {key.replace("_", " "): results["baselines"][key]["summary"] for key in known}

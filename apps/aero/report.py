@@ -5,6 +5,18 @@ from pathlib import Path
 
 from apps.page import figure, write_page
 
+PARITY, TREND = "Coefficients, predicted against true", "Drag, run by run"  # titles of figures
+CAPTIONS = {  # by the first word of a title
+    "Coefficients": "A point is a run, its true coefficient that of the true fields over all cells. Line: no error; "
+    "the band around it, 3 counts of drag. The runs that are farthest off are named.",
+    "Drag": "Runs in the order of their true drag: what the model says, and what it has to beat.",
+    "Surface": "Cp is pressure over the dynamic pressure of the free stream: red where it presses, blue where it "
+    "sucks, white as far upstream. All views are to one scale.",
+    "Air": "Velocity along the flow in the middle plane, as a share of that of the free stream: each pixel has the "
+    "value of the nearest cell beside the plane.",
+    "Curves": "Cp in a narrow strip around the middle plane, upper and under side apart, suction upward; velocity "
+    "along the flow on vertical lines behind the body. True solid, predicted dashed.",
+}
 COEFFICIENTS = ("Cd", "Cl", "Cs", "CmPitch", "Clf", "Clr")
 
 
@@ -16,10 +28,14 @@ def write_report(path, results, pictures):
         _fields(results),
         _coefficients(results),
         _pairs(results),
-        *(figure(title, file) for title, file in pictures.items() if Path(file).exists()),
+        *(_figure(title, file) for title, file in pictures.items() if Path(file).exists()),
         _runs(results["runs"]),
     ]
     write_page(path, "Evaluation", parts)
+
+
+def _figure(title, file):
+    return figure(title, file, CAPTIONS[title.split()[0].rstrip(",")])
 
 
 def _facts(results):
