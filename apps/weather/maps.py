@@ -2,7 +2,7 @@
 
 Radar is drawn in steps of 5 dBZ, cool for light rain, warm from 30 dBZ on, purple for hail, as weather services do;
 each step is darker than the one below, so that it reads without telling red from green, and in grey. Clouds are bright
-where they are cold, as on satellite pictures.
+where they are cold, as on satellite pictures, and tops of storms, below 235 K, have colours that darken as they rise.
 """
 
 from io import BytesIO
@@ -11,7 +11,7 @@ import numpy as np
 
 from apps.outputs import written
 from apps.report import new_figure, save_figure
-from apps.weather.events import LEAST, SOLAR
+from apps.weather.events import EVENTS, LEAST, SOLAR
 from apps.weather.figures import SOURCES
 
 ROWS = {
@@ -26,6 +26,8 @@ RADAR = [  # from 5 dBZ on
     "#e6f0f8", "#cfe2f1", "#b0d1e8", "#8ebfdb", "#70b1c4",
     "#d6a016", "#d0741a", "#c04a1e", "#a02532", "#7b0f43", "#560a50", "#2e083f",
 ]  # fmt: skip
+TOPS = (190, 235, 310)  # K: the coldest, where grey begins, the warmest
+COLD = tuple(name for name, events in EVENTS.items() if events.below)
 STEPS = np.array([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000])  # times the least that is something, of what is counted
 
 
@@ -146,8 +148,20 @@ def _style(channel, rows):
         ends = LEAST[channel] * STEPS[: max(int(np.searchsorted(STEPS, high / LEAST[channel])) + 1, 3)]
         colours = colormaps["BuPu"](np.linspace(0.2, 1, len(ends) - 1))
         return dict(cmap=_open(colours), norm=BoundaryNorm(ends, len(colours)))
+    if channel in COLD:
+        return dict(cmap=_infrared(), vmin=TOPS[0], vmax=TOPS[2])
     cmap = "gray_r" if channel.startswith("bt") else "gray" if channel in SOLAR else "viridis"
     return dict(cmap=cmap, vmin=low, vmax=max(high, low + 1e-6))
+
+
+def _infrared():
+    """Brightness temperatures over TOPS: tops of storms from dark blue to yellow, all that is warmer in greys."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    cold, warm = (round(256 * span / (TOPS[2] - TOPS[0])) for span in np.diff(TOPS))
+    colours = [colormaps["plasma"](np.linspace(0, 0.95, cold)), colormaps["gray_r"](np.linspace(0.05, 1, warm))]
+    return ListedColormap(np.concatenate(colours))
 
 
 def _open(colours):
