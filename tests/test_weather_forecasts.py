@@ -331,6 +331,16 @@ def test_pictures_show_members_and_chances(coupled, monkeypatch, capsys):
     np.testing.assert_allclose(rows["< 235 K"][0], data.bt13_neighborhood_maximum_probability[0, 0, 0])
 
 
+def test_tops_of_storms_have_colours_and_all_that_is_warmer_is_grey():
+    """Colours differ on the two sides of the warmest event, whatever was observed, and darken as tops get colder."""
+    style = maps._style("bt13", {"observed": [np.full((2, 2), 290.0)]})
+    share = (np.array([200.0, 215.0, 234.0, 236.0, 290.0]) - style["vmin"]) / (style["vmax"] - style["vmin"])
+    look = style["cmap"](share)
+    assert (np.ptp(look[:, :3], axis=1) > 0.2).tolist() == [True] * 3 + [False] * 2
+    light = look[:, :3] @ [0.21, 0.72, 0.07]
+    assert light[0] < light[1] < light[2] and light[4] < light[3]
+
+
 def test_the_matched_mean_has_the_places_of_the_mean_and_the_values_of_the_members():
     members = np.random.default_rng(0).gamma(0.5, 10, (5, 8, 9))
     members[:, 0, 0] = np.nan
