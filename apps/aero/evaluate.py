@@ -36,8 +36,8 @@ LABELS = {
 }
 FIGURE_ROWS = 40_000
 UNITS = (
-    "pressure and shear errors m2/s2; relative L2 as shares, of vector differences; coefficients by each run's own "
-    "Aref, those with _constant by the one that all runs share; a count is 0.001"
+    "errors of pressure and shear m2/s2, of velocity m/s; relative L2 as shares, of vector differences; coefficients "
+    "by each run's own Aref, those with _constant by the one that all runs share; a count is 0.001"
 )
 BASELINES = {"mean_field": "mean of training shapes", "nearest_shape": "nearest training shape"}
 

@@ -42,7 +42,7 @@ def _facts(results):
     trained = results["runs_that_were_trained_on"]
     lines = [
         f"Checkpoint {escape(str(results['checkpoint']))}, archive {escape(str(results['archive']))}, "
-        f"split {escape(results['split'])}: {results['summary']['cases']} runs.",
+        f"split {escape(results['split'])}: runs: {results['summary']['cases']}.",
         f"Units: {escape(results['units'])}.",
     ]
     if trained:
@@ -110,7 +110,7 @@ def _runs(runs):
         [run, *(_percent(scores[name]) for name in fields), *(_number(scores.get(name)) for name in numbers)]
         for run, scores in runs.items()
     ]
-    return _table("Runs", ["run", *(name.replace("_", " ") for name in (*fields, *numbers))], rows)
+    return _table("Runs", ["run", *(name.replace("l2", "L2").replace("_", " ") for name in (*fields, *numbers))], rows)
 
 
 def _baseline(results, key):

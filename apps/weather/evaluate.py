@@ -203,10 +203,11 @@ def _pictures(found, channel, drawn, frames, config):
     out, what = Path(config.out), (x, y, lines, channel, label)
     some = [titles[lead - 1] for lead in leads]
     still = maps.draw_maps(out / f"maps_{channel}.png", rows, some, *what)
-    told = f"Started {str(start)[:16].replace('T', ' ')} UTC. Sand: not seen."
+    told = f"Started {str(start)[:16].replace('T', ' ')} UTC. Sand: not seen. Black: state lines. STEPS: one member."
+    told += " In colours: below 235 K, tops of storms." if channel in maps.COLD else ""
     moving = maps.animate(out / f"loop_{channel}.gif", panels[channel], titles, *what)
     return [
-        ("Maps", f"{told} Black: state lines. STEPS: one member.", still),
+        ("Maps", told, still),
         ("Animation", f"{told} All leads, one after another.", moving),
     ]
 

@@ -57,7 +57,7 @@ def _table(results, channel):
     body = "".join(_rows(results, channel, *row) for row in rows)
     note = "▲ the model is better than this baseline, ▼ worse: the interval of the difference leaves zero out."
     note += MATCHED if names else ""
-    return f"<table class='two'><tr><th></th><th></th>{head}</tr>{body}</table><p>{note}</p>"
+    return f"<div class='scroll'><table class='two'><tr><th></th><th></th>{head}</tr>{body}</table></div><p>{note}</p>"
 
 
 def _sun_table(results, channel):
@@ -72,7 +72,7 @@ def _sun_table(results, channel):
             cells = "".join(f"<td>{'' if v is None else f'{v:.3f}'}</td>" for v in own["crps"])
             body += f"<tr><td>{low:g} to {high:g}</td><td>{SOURCES[source][0]}</td>{cells}</tr>"
     note = "CRPS by the cosine of the solar zenith angle; empty where no point had such a sun."
-    return f"<p>{note}</p><table class='two'><tr><th></th><th></th>{head}</tr>{body}</table>"
+    return f"<p>{note}</p><div class='scroll'><table class='two'><tr><th></th><th></th>{head}</tr>{body}</table></div>"
 
 
 def _rows(results, channel, label, score, at, lower):
