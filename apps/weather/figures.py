@@ -270,6 +270,6 @@ CHAPTERS = {  # name of the file: drawing, title, caption
         draw_spectra,
         "Spectra",
         "Power of a member by wavelength, and its ratio to that of what was observed, under the same mask: below 1 "
-        "where a forecast is too smooth.",
+        "where a forecast is too smooth. Where a ratio has no curve it is off by more than tenfold.",
     ),
 }
