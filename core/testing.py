@@ -88,7 +88,7 @@ def check_sharded(
     for name, expected in whole.items():
         _compare(report, name, parts.get(name), expected, atol, rtol, mesh)
     if report.wrong:
-        raise ShardingError(f"the sharded module differs from the whole one; {report}")
+        raise ShardingError(f"the sharded module differs from the whole one; {_rounding(whole)}{report}")
     return report
 
 
@@ -151,6 +151,13 @@ def _run(module, inputs, kwargs, grads, report):
     return found | {f"gradient of {n}": v for n, v in zip(leaves, values)}
 
 
+def _rounding(whole):
+    """What to try before searching, where a sum that cancels (a bias before a norm) may be all rounding."""
+    inexact = (torch.float32, torch.complex64, torch.float16, torch.bfloat16)
+    rounded = any(v is not None and v.dtype in inexact for v in whole.values())
+    return "if by little, it may be rounding: repeat with module and inputs in double(); " if rounded else ""
+
+
 def _tensors(outs):
     if isinstance(outs, torch.Tensor):
         yield outs
@@ -205,6 +212,7 @@ def run_on_ranks(ranks, function, *args, timeout=timedelta(minutes=2)):
     Raises:
         ShardingError: with who ended without a word, and the traceback of each rank that failed, the first one first.
     """
+    __tracebackhide__ = True  # pytest shows the traceback of the rank that failed, not this function
     if "RANK" in os.environ:
         DistributedManager.initialize()
         return function(*args)

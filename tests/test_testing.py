@@ -85,6 +85,13 @@ def _catches(meshes):
             check_sharded(wrong, [_input(meshes["2"])])
 
 
+def _says_what_tells_rounding_from_wrong(meshes):
+    for dtype, rounds in ((torch.float32, True), (torch.float64, False)):
+        with pytest.raises(ShardingError) as caught:
+            check_sharded(PerRank(), [_input(meshes["2"]).detach().to(dtype)], grads=False)
+        assert ("in double()" in str(caught.value)) == rounds
+
+
 @pytest.mark.parametrize("check", [_passes, _by_placements, _tf32_comes_back], ids=lambda c: c.__name__.strip("_"))
 def test_right_module_passes(pool, check):
     pool.run(check)
@@ -92,6 +99,10 @@ def test_right_module_passes(pool, check):
 
 def test_wrong_values_and_gradients_are_caught(pool):
     pool.run(_catches)
+
+
+def test_difference_that_may_be_rounding_says_so(pool):
+    pool.run(_says_what_tells_rounding_from_wrong)
 
 
 SUITE = """
