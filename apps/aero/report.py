@@ -65,7 +65,7 @@ def _fields(results):
         row += [_number(s.get(f"{name}_mae")), _number(s.get(f"{name}_largest_max"))]
         row += [_percent(_baseline(results, key).get(l2)) for key in ("nearest_shape", "mean_field")]
         rows.append(row)
-    heads = ["relative L2", "mean", "95 % interval", "std", "worst run", "by area or volume", "worst run"]
+    heads = ["relative L2", "mean", "95 % interval", "std", "worst run", "by area or volume", "worst of these"]
     heads += ["mean |error|", "largest error", "nearest shape", "mean field"]
     return _table("Fields: model, and what it has to beat", heads, rows)
 

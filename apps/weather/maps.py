@@ -36,6 +36,8 @@ def draw_maps(path, rows, titles, x, y, lines, channel, label):
 
     x, y: map coordinates in m, ascending; lines: borders as (x, y) arrays (n, 2) in m; label: what is shown and units.
     """
+    from matplotlib.patches import Patch
+
     height = 3.4 * len(y) / len(x)
     figure, axes = new_figure(len(rows), len(titles), 3.4 * len(titles) + 1.1, (height + 0.12) * len(rows) + 0.5)
     extent = [v / 1e3 for v in (x[0], x[-1], y[0], y[-1])]
@@ -50,6 +52,8 @@ def draw_maps(path, rows, titles, x, y, lines, channel, label):
         ax.set_title(title, fontsize=11)
     _scale_bar(axes[-1][0], extent)
     _bar(figure, image, axes, 0.6 if len(rows) > 2 else 1.0, label)
+    if any(np.isnan(field).any() for fields in rows.values() for field in fields):
+        figure.legend(handles=[Patch(color=UNSEEN, label="not observed")], loc="outside lower left", frameon=False)
     return save_figure(figure, path)
 
 
