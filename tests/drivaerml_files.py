@@ -8,9 +8,9 @@ from data.aero.synthetic import U, make_body, truth
 from data.aero.vtk_files import DRIVAERML, write_hexahedra, write_stl, write_surface
 
 
-def write_drivaerml(directory, *, runs=12, seed=0, cells=4000, volume=True):
-    """Write run_1 ... run_<runs> below ``directory``: surface, STL, CSVs and, with ``volume``, volume_i.vtu."""
-    for i in range(1, runs + 1):
+def write_drivaerml(directory, *, runs, seed=0, cells=4000, volume=True):
+    """Write run_<i> for each i of ``runs`` below ``directory``: surface, STL, CSVs; with ``volume`` volume_i.vtu."""
+    for i in runs:
         folder = Path(directory) / f"run_{i}"
         folder.mkdir(parents=True)
         body = make_body(seed, i, cells, volume)

@@ -46,7 +46,8 @@ def write_mcmip(path, bands, flags=None, satellite="G16", longitude=-75.0, singl
     """
     import netCDF4
 
-    scale = {2: (0.00031746, 0.0, "1"), 13: (0.06145332, 89.62, "K")}
+    scale = {2: (0.00031746, 0.0, "1"), 7: (0.01309618, 197.31, "K"), 8: (0.04224216, 138.05, "K")}
+    scale[13] = (0.06145332, 89.62, "K")
     with netCDF4.Dataset(path, "w") as file:
         ny, nx = next(iter(bands.values())).shape
         file.createDimension("y", ny)
@@ -111,6 +112,25 @@ def write_quiet_glm(path, source=GLM_G19):
             if not EVENT_DIMS & set(variable.dimensions):
                 copy[...] = variable[...]
     return path
+
+
+def write_raw(folder, start):
+    """One step of all sensors as `data.weather.fetch` leaves them, in ``folder``/abi, mrms and glm; datetime64."""
+    import netCDF4
+
+    stamp = str(start.astype("datetime64[s]"))
+    for name in ("abi", "mrms", "glm"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    seconds = (start - np.datetime64("2000-01-01T12:00")) / np.timedelta64(1, "s")
+    counts = np.full((1200, 1200), 3000)
+    name = f"OR_ABI-L2-MCMIPC-M6_G16_{stamp}.nc"
+    write_mcmip(folder / "abi" / name, dict.fromkeys((2, 7, 8, 13), counts), seconds=seconds)
+    when = start.astype("datetime64[s]").item().timetuple()[:6]
+    for name, number in (("refc", 10), ("refb", 11)):
+        write_mrms(folder / "mrms" / f"{name}_{stamp}.grib2", np.eye(200) * 30, (209, number, 0), time=when)
+    with netCDF4.Dataset(write_quiet_glm(folder / "glm" / f"OR_GLM-L2-LCFA_{stamp}.nc", GLM_G16), "a") as file:
+        for name, time in (("start", start - np.timedelta64(10, "m")), ("end", start)):
+            file.setncattr(f"time_coverage_{name}", f"{time.astype('datetime64[s]')}.0Z")
 
 
 def copy_to(folder, *files):
