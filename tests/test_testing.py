@@ -80,6 +80,8 @@ class WrongSizes(nn.Module):
 
 
 def _catches(meshes):
+    x = _input(meshes["2"]).detach().full_tensor()  # first calls look at parts: not in WrongSizes
+    scatter_tensor(x, None, meshes["2"], [Shard(1)], requires_grad=True, sizes={0: (5, 2)}).detach()
     for wrong in (PerRank(), HalfGradient(), WrongSizes()):
         with pytest.raises(ShardingError, match="differs from the whole"):
             check_sharded(wrong, [_input(meshes["2"])])
