@@ -23,7 +23,7 @@ FEW = {  # what is added for a short run; of a training behind "--" its own come
     "-m apps.aero.evaluate": "--pictures 1",
 }
 FEW_OF_PAGES = FEW | {
-    "--preset storms": "--batch 2",
+    "--preset storms": "--batch 2 --cases 1 --members 1",
     "--width 192": "--batch 2",
     "--drivaerml DIR": "--workers 1",
     "--export DIR": "--checkpoint runs/many --archive runs/many.zarr --pictures 1",
