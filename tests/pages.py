@@ -40,7 +40,7 @@ INSTEAD = {  # written -> what stands in for it
     "--app aero": "--app aero --steps 20 --only default",
     "--nproc-per-node 8": "--nproc-per-node 4",  # processes on two cores
     "--forecast FILE": "--forecast runs/coupled.zarr",
-    "storm_bound RESULTS": "storm_bound runs/storms/evaluation/results.json",
+    "storm_bound RESULTS": "storm_bound runs/weather/evaluation/results.json",
     "--measured many.json": f"--measured {ROOT}/benchmarks/measured.json",  # constants are fitted to rows of GPUs
 }
 NOT_HERE = {  # part of a command -> why no test runs it; all are parsed
