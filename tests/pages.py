@@ -35,6 +35,7 @@ FEW_OF_PAGES = FEW | {
     "--volume 1024": "--volume 32",
 }
 INSTEAD = {  # written -> what stands in for it
+    " -k mine": " -k softmax",  # a row that the reader writes
     " --capture": "",  # records on a GPU only
     "--app weather": "--app weather --steps 20 --only default",
     "--app aero": "--app aero --steps 20 --only default",
