@@ -46,7 +46,7 @@ def has_kernel(q, scale):
 
 
 def has_column_kernel(*tensors):
-    """Whether sums over all rows of these have a kernel, which is faster than torch's own where there are many."""
+    """Whether sums over all rows of these have a kernel: where there are many, of which torch's own sums are slow."""
     many = all(t.numel() and t.shape[:-1].numel() >= LEAST_ROWS for t in tensors)
     return many and all(t.is_contiguous() and _reads(t) for t in tensors)
 
