@@ -34,6 +34,11 @@ def compiling():
     return torch.compiler.is_compiling() or TracingContext.try_get() is not None
 
 
+def autocast_knows(name):
+    """Whether CUDA's autocast does something about an operator of aten: RMS norm since torch 2.12 or so."""
+    return "AutocastCUDA" in torch._C._dispatch_dump(f"aten::{name}")
+
+
 def keeps_graph():
     """Whether the running backward pass was asked to retain its graph."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
@@ -161,6 +166,7 @@ __all__ = [
     "NoDispatch",
     "NoTorchFunction",
     "at_end_of_backward",
+    "autocast_knows",
     "compiling",
     "ddp_ignores",
     "dtensor_from_local",

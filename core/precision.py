@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from core._torch import scoped_library
+from core._torch import autocast_knows, scoped_library
 
 _WIDENED = [
     "acos",
@@ -36,6 +36,7 @@ _WIDENED = [
     "cosine_similarity",
     "dist",
     "renorm",
+    *["rms_norm"] * autocast_knows("rms_norm"),
 ]
 _SUMMED = ("softmax.int", "log_softmax.int", "cumsum", "cumprod", "sum", "sum.dim_IntList")  # asked for fp32
 _NARROW = torch.float16, torch.bfloat16
@@ -52,9 +53,9 @@ def autocast_now(kind):
     return ("cpu", torch.bfloat16, False) if kind == "meta" else (kind, torch.get_autocast_dtype(kind), autocasts(kind))
 
 
-def widens(kind):
-    """Whether autocast of this type of device computes normalisations in fp32."""
-    return kind == "cuda" or _as_gpu
+def widens(kind, norm="layer_norm"):
+    """Whether autocast of this type of device computes such normalisations in fp32."""
+    return (kind == "cuda" or _as_gpu) and norm in _WIDENED
 
 
 @contextmanager

@@ -174,6 +174,10 @@ def test_a_fake_world_is_as_large_as_one_says():
         dist.destroy_process_group()
 
 
+def test_what_autocast_knows():
+    assert _torch.autocast_knows("layer_norm") and not _torch.autocast_knows("mul.Tensor")
+
+
 def test_a_scoped_library_ends():
     x = torch.ones(1)
     with _torch.scoped_library("aten", "IMPL") as library, torch.autocast("cpu", torch.bfloat16):

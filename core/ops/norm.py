@@ -21,10 +21,10 @@ from core.spec import PARTIAL
 aten = torch.ops.aten
 
 
-def _result_dtype(x):
+def _result_dtype(x, norm="layer_norm"):
     """Torch's normalisations keep the dtype, except that CUDA's autocast runs those of half precision in fp32."""
     kind = x.device.type
-    wide = widens(kind) and autocasts(kind) and x.dtype != torch.float64
+    wide = widens(kind, norm) and autocasts(kind) and x.dtype != torch.float64
     return torch.float32 if wide else x.dtype
 
 
@@ -61,7 +61,7 @@ def rms_norm(func, x, normalized_shape, weight=None, eps=None):
 
     def local(t, shape, weight=None, eps=eps):
         eps = torch.finfo(torch.promote_types(t.dtype, torch.float32)).eps if eps is None else eps
-        return Normalise.apply(t, weight, None, over, eps, False, _result_dtype(t))[0]
+        return Normalise.apply(t, weight, None, over, eps, False, _result_dtype(t, "rms_norm"))[0]
 
     return Plan(inputs, x, local)
 
