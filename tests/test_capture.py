@@ -56,7 +56,7 @@ def step(model, optimizer, mesh, seed, parts=1, autocast=False):
 
 
 def as_eager(meshes):
-    for autocast, dtype, bound in ((True, torch.float32, 4e-3), (False, torch.float64, 1e-9)):
+    for autocast, dtype, bound in ((True, torch.float32, 1e-2), (False, torch.float64, 1e-9)):
         pair = [made(dtype), made(dtype)]
         capture(pair[1])
         optimizers = [torch.optim.AdamW(m.parameters(), 1e-2) for m in pair]
@@ -67,6 +67,9 @@ def as_eager(meshes):
                 )
                 most = max(e.abs().max() for e in expected).item()  # biases of keys get rounding errors only
                 torch.testing.assert_close(got, expected, rtol=bound, atol=bound * most)
+                with torch.no_grad():  # in place, so that a step's rounding is not the next one's difference
+                    for p, q in zip(*(m.parameters() for m in pair)):
+                        q.copy_(p)
     with torch.no_grad():
         for seed in range(3):
             a, b = (

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from apps.norms import LayerNorm
 from core.ops.slots import slot_read, slot_sums, with_one
 
 
@@ -174,7 +175,7 @@ class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
         width = config.width
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm1, self.norm2 = LayerNorm(width), LayerNorm(width)
         self.attention = SliceAttention(width, config.heads, config.slices, config)
         self.mlp = mlp(width, config.mlp * width, width)
 
@@ -207,7 +208,7 @@ class Transolver(nn.Module):
         seen = [features - (config.weighed and number == 0) for number, (features, _) in enumerate(kinds)]
         self.stems = nn.ModuleList(mlp(features, 2 * width, width) for features in seen)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in kinds)
+        self.norms = nn.ModuleList(LayerNorm(width) for _ in kinds)
         self.heads = nn.ModuleList(nn.Linear(width, outputs) for _, outputs in kinds)
         for block in self.blocks:
             if config.slice_init == "orthogonal":

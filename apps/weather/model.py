@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from apps.norms import RMSNorm, layer_norm
 from apps.weather.positions import placed, turned, turns
 from core import neighborhood_attention
 
@@ -125,7 +126,7 @@ class Denoiser(nn.Module):
         kind, (_, h, w, width) = self.config.positions, x.shape
         if kind == "rotary":
             return x, turns(h, w, width // self.config.heads, x)
-        return (x + self.place if kind == "learned" else placed(x)), None
+        return (x + self.place.to(x.dtype) if kind == "learned" else placed(x)), None
 
 
 class Block(nn.Module):
@@ -137,7 +138,7 @@ class Block(nn.Module):
         self.steer = nn.Linear(width, 6 * width)
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
-        self.norms = nn.ModuleList(nn.RMSNorm(width // config.heads) for _ in range(2 * config.qk_norm))
+        self.norms = nn.ModuleList(RMSNorm(width // config.heads) for _ in range(2 * config.qk_norm))
         if config.masks:
             self.missing = nn.Parameter(0.02 * torch.randn(width, config.masks))
 
@@ -149,8 +150,8 @@ class Block(nn.Module):
         shift, scale, gate, shift2, scale2, gate2 = self.steer(level)[:, None, None].chunk(6, -1)
         if gaps is not None:
             x = x + F.linear(gaps, self.missing)
-        x = x + gate * self.attention(modulated(x, shift, scale), turn)
-        return x + gate2 * self.mlp(modulated(x, shift2, scale2))
+        x = torch.addcmul(x, gate, self.attention(modulated(x, shift, scale), turn))
+        return torch.addcmul(x, gate2, self.mlp(modulated(x, shift2, scale2)))
 
     def attention(self, x, turn):
         b, h, w, width = x.shape
@@ -161,7 +162,10 @@ class Block(nn.Module):
 
 
 def modulated(x, shift, scale):
-    return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale) + shift
+    """Tokens of mean 0 and variance 1, scaled and shifted; x (batch, y, x, width), the others (batch, 1, 1, width)."""
+    if len(x) == 1:  # then these are a norm's own weights, and there is one pass forward and one back
+        return layer_norm(x, 1 + scale.flatten(), shift.flatten(), eps=1e-6)
+    return torch.addcmul(shift, layer_norm(x, eps=1e-6), 1 + scale)
 
 
 def fourier(level):

@@ -37,7 +37,7 @@ def turns(height, width, channels, like):
 def turned(x, cos, sin):
     """Queries or keys (batch, y, x, heads, channels), pairs of whose channels are turned: products see distances."""
     a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.cat([torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)], -1)
 
 
 def _angles(count, waves, device):

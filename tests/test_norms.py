@@ -1,0 +1,60 @@
+"""Norms of the applications keep the precision of what they are given, under a GPU's autocast too."""
+
+import pytest
+import torch
+from torch import nn
+
+from apps.aero.model import ModelConfig as TransolverConfig
+from apps.aero.model import Transolver
+from apps.norms import LayerNorm, RMSNorm
+from apps.weather.model import Denoiser
+from apps.weather.model import ModelConfig as DenoiserConfig
+from core.plan import share
+from core.precision import gpu_autocast
+
+TOKENS = 64
+
+
+@pytest.mark.parametrize("ours, torchs", [(LayerNorm, nn.LayerNorm), (RMSNorm, nn.RMSNorm)])
+def test_results_are_those_of_torch(ours, torchs):
+    norm, exact = ours(24, eps=1e-5), torchs(24, eps=1e-5).double()
+    with torch.no_grad():
+        for p, q in zip(norm.parameters(), exact.parameters()):
+            q.copy_(p.normal_())
+    x = torch.randn(5, 24)
+    torch.testing.assert_close(norm(x), exact(x.double()).float())
+    with gpu_autocast(torch.bfloat16):
+        half = norm(x.bfloat16().requires_grad_())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half, exact(x.double()).bfloat16(), rtol=2e-2, atol=2e-2)
+    half.float().square().sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.abs().min() > 0 for p in norm.parameters())
+
+
+def denoiser(batch):
+    config = DenoiserConfig(
+        2, 7, width=32, depth=2, heads=2, kernel=3, positions="rotary", window=(1, 3), gaps="tokens"
+    )
+    return Denoiser(config), [torch.randn(batch, n, 32, 32) for n in (2, 7)] + [torch.zeros(batch)]
+
+
+def transolver(batch):
+    return Transolver(TransolverConfig(width=32, layers=2)), [torch.randn(batch, TOKENS, 6)]
+
+
+@pytest.mark.parametrize("made", [denoiser, transolver])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_no_block_keeps_tokens_in_fp32(made, batch):
+    model, inputs = made(batch)
+    kept = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with gpu_autocast(torch.bfloat16), hooks:
+        model(*inputs)
+    tokens = [t for t in kept if t.numel() >= batch * TOKENS * 32 and not isinstance(t, nn.Parameter)]
+    assert len(tokens) > 10 and all(t.dtype == torch.bfloat16 for t in tokens)
+
+
+def test_a_plan_takes_the_rms_norm_of_a_gpu():
+    """One kernel that keeps its input and a number for each row, as a layer norm; the CPU has none."""
+    kept = [share(lambda n=n: n(64), [(1, 4096, 64)], [None], (1, 1)).activations for n in (nn.RMSNorm, nn.LayerNorm)]
+    assert kept[0] == kept[1] > 0
