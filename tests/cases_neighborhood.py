@@ -117,4 +117,5 @@ neighbourhood("pieces", (5, 3), GRID, (1, 2), ((1, 2), (2, 1)), wire=("all_to_al
 neighbourhood("pieces_causal", 3, GRID, (1, (None, 1, 1)), (), dilation=2, is_causal=(0, 1), called=in_pieces)
 neighbourhood("pieces_1d", 5, ROW, (1,), ((1, 2),), called=in_pieces)
 neighbourhood("pieces_dilated", 2, (2, 27, 2, 4), (1,), (), dilation=3, called=in_pieces)
+neighbourhood("pieces_of_whole_boxes", (5, 3), (1, 100, 3, 1, 2), (1,), ((1, 2),), called=in_pieces)
 neighbourhood("pieces_whole_grid", (9, 11), GRID, (1,), ((1, 2),), called=in_pieces)

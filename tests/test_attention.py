@@ -12,6 +12,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from core import ShardingError, ShardTensor, knn, neighborhood_attention, radius_search, scatter_tensor, set_fallback
 from core.ops import kernel
+from core.ops.around import pieces
+from core.ops.windows import Axis, Window
 
 SEQUENCE, HEADS, KEYS = (2, 2, 2), (1, 1, 1), (None, 2, 2)
 
@@ -287,3 +289,20 @@ def no_channels(meshes):
 
 def test_no_channels(pool):
     pool.run(no_channels)
+
+
+@pytest.mark.parametrize(
+    "total, ranks, size, dilation", [(256, 2, 31, 1), (250, 3, 31, 1), (60, 3, 5, 1), (300, 2, 7, 3)]
+)
+def test_pieces_of_a_neighborhood_cost_no_box_more(total, ranks, size, dilation):
+    """All queries once, the inner ones within own keys, and the boxes of a kernel as many as without pieces."""
+    window, rows, box = Window(size, dilation, False, total), -(-total // ranks), 8 * dilation
+    for start in range(0, total, rows):
+        stop = min(total, start + rows)
+        low, high = window.reach(start, stop)
+        found = pieces(Axis(window, start, stop - start, low, high - low))
+        queries = [range(p.axis.first_query, p.axis.first_query + p.axis.queries) for p in found]
+        assert [i for r in queries for i in r] == list(range(start, stop))
+        inner = [i for p, r in zip(found, queries) for i in r if p.own]
+        assert inner and start <= min(map(window.first, inner)) and max(map(window.last, inner)) < stop
+        assert sum(-(-len(r) // box) for r in queries) == -(-(stop - start) // box)

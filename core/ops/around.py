@@ -25,6 +25,7 @@ from core.ops.windows import Axis
 from core.precision import autocast_now
 
 _most_kept = 2**25  # bytes of keys and values with those of others that torch keeps for the backward pass
+_BOX = 8  # rows of the queries of a program of our kernel, on a grid of two dims
 
 
 class Halo(NamedTuple):
@@ -73,9 +74,17 @@ def pieces(axis):
     last = min((i for i in range(start, stop) if window.last(i) >= stop), default=stop)
     if first >= last:
         return [Piece(axis.piece(0, axis.queries), False)]
+    first, last = _on_boxes(first, last, start, stop, _BOX * window.dilation)
     before, after = axis.piece(0, first - start), axis.piece(last - start, axis.queries)
     inner = Piece(Axis(window, first, last - first, start, stop - start), True)
     return [Piece(before, False)] * (first > start) + [inner] + [Piece(after, False)] * (last < stop)
+
+
+def _on_boxes(first, last, start, stop, rows):
+    """The inner rows less those of boxes that would be computed twice, half empty each time; all where none is left."""
+    low = start + -(-(first - start) // rows) * rows
+    high = last if last == stop else start + (last - start) // rows * rows
+    return (low, high) if low < high else (first, last)
 
 
 class Around(Function):
