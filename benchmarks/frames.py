@@ -19,9 +19,9 @@ from apps.weather.config import TrainConfig
 from apps.weather.diffusion import sample
 from apps.weather.model import Denoiser
 from benchmarks.measure import median_ms
+from benchmarks.suites import SKY
 from core import DistributedManager, capture, scatter_tensor
 
-SKY = 5  # conditions beside the history: the sun, the place, topography and coverage
 PARTS = {"satellite": (0, 8), "radar": (8, 2)}  # channels that each is told of, and those that it makes
 
 

@@ -20,7 +20,7 @@ from apps.weather.results import pick
 from apps.weather.verify import score_field
 from data.weather.archive import WeatherReader
 from data.weather.channels import RADAR_FLOOR
-from data.weather.synthetic import STEP, Storms, _Sky
+from data.weather.synthetic import STEP, Sky, Storms
 
 KEYS = ("birth", "x0", "y0", "life", "radius", "peak", "vx", "vy", "stretch", "angle")
 EARLY, MARGIN = 5.0, 150.0  # h and km around a day and its map in which cells are born
@@ -31,12 +31,12 @@ SHOWN = {"crps": (), "spread_skill": (), "fss": (2, 1), "fss_matched_mean": (2, 
 
 
 class Day:
-    """One storm day, with the law that its cells were drawn from: the draws of `_Sky` once more."""
+    """One storm day, with the law that its cells were drawn from: the draws of `Sky` once more."""
 
     def __init__(self, storms, grid, number):
         self.hours = (storms.frames - 1) * SECONDS / 3600
         seed, strange = [storms.seed, number], storms.strange(number)
-        self.sky = _Sky(np.random.default_rng(seed), grid, self.hours, storms.density, strange)
+        self.sky = Sky(np.random.default_rng(seed), grid, self.hours, storms.density, strange)
         rng, (x, y) = np.random.default_rng(seed), (self.sky.x, self.sky.y)
         self.wind = rng.uniform(6, 11), rng.uniform(-4, 4)
         if strange:
@@ -116,7 +116,7 @@ def _likeness(cell, drawn, start):
 
 
 def _looks(cell, seconds):
-    """Height of the core (dB above the floor), its reach (km) and the cover of its anvil, as `_Sky.at` has them."""
+    """Height of the core (dB above the floor), its reach (km) and the cover of its anvil, as `Sky.at` has them."""
     age = (seconds - cell["birth"]) / cell["life"]
     core, veil = ((age > 0) & (age < end) for end in (1, 1.6))
     height = np.where(core, cell["peak"] * np.sin(np.pi * np.clip(age, 0, 1) ** 0.7).clip(0) ** 0.8, 0)

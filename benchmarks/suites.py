@@ -18,7 +18,8 @@ from core.plan import share
 
 STRATEGIES = ("ring", "heads", "gather")
 CLOUDS = 200_000, 1_200_000, 2_400_000, 8_800_000, 9_600_000  # points; 8.8 million are the surface of a car
-BANDS, SKY = 8, 5  # of the published satellite model: what is forecast, and conditions beside the history
+BANDS = 8  # of the published satellite model
+SKY = 5  # conditions beside the history: the sun, the place, topography and coverage
 
 
 class Case(NamedTuple):

@@ -74,7 +74,7 @@ def day_frames(storms, grid, day, times):
     """Yield the frames (channel, y, x) float32 of one storm day; the same for the same seed, day and grid."""
     rng = np.random.default_rng([storms.seed, day])
     seconds = (times - times[0]) / np.timedelta64(1, "s")
-    sky = _Sky(rng, grid, seconds[-1] / 3600, storms.density, storms.strange(day))
+    sky = Sky(rng, grid, seconds[-1] / 3600, storms.density, storms.strange(day))
     hole = radar_hole(storms, grid)
     for time, since in zip(times, seconds):
         rain, anvil = sky.at(since)
@@ -87,7 +87,7 @@ def day_frames(storms, grid, day, times):
         yield np.stack([views[name] for name in storms.channels]).astype(np.float32)
 
 
-class _Sky:
+class Sky:
     """Cells of one day: where and when each is born, how it moves, how wide and how strong it becomes."""
 
     def __init__(self, rng, grid, hours, density, strange=False):
