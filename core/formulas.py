@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from core.kernels import has_column_kernel
+from core.kernels.column_operators import has_column_kernel, norm_backward, sum_of_rows
 from core.precision import widens
 
 aten = torch.ops.aten
@@ -23,7 +23,8 @@ class Formula(NamedTuple):
     Attributes:
         forward: called as the operation is; gives a list of the result and of what the backward needs beside operands.
         backward: ``backward(grad, extra, wanted, *args, **kwargs)``, called as the operation is otherwise; gives the
-            gradients of its tensors in order, None where ``wanted`` says so. Operands it does not need may be None.
+            gradients of its tensors in order, of any dtype, None where ``wanted`` says so. Operands it does not need
+            may be None.
         needs: for each tensor of the operation, for the gradients of which tensors its value is needed.
         fits: whether it holds for these arguments; None: always.
         autocast: type of device -> the dtype that autocast gives the operands, None to leave them; without it the
@@ -51,13 +52,7 @@ def _linear_backward(grad, extra, wanted, x, weight, bias=None):
     grad_x = grad @ weight.to(grad.dtype) if wanted[0] else None
     rows = _rows(grad)
     grad_weight = rows.mT @ _rows(x) if wanted[1] else None
-    return [grad_x, grad_weight, *(_sum_of_rows(rows) if w else None for w in wanted[2:])]
-
-
-def _sum_of_rows(grad):
-    if has_column_kernel(grad):
-        return torch.ops.core.column_sums(grad, None, None, None)[0].to(grad.dtype)
-    return grad.sum(0)
+    return [grad_x, grad_weight, *(sum_of_rows(rows) if w else None for w in wanted[2:])]
 
 
 # of a matrix of weights
@@ -69,12 +64,12 @@ def _layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
 
 
 def _layer_norm_backward(grad, extra, wanted, x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    mask, sizes, together = [*wanted, *[False] * (3 - len(wanted))], _sizes(shape), None
-    if any(mask[1:]) and len(sizes) == 1 and has_column_kernel(grad, x):
-        found = torch.ops.core.column_sums(_rows(grad), _rows(x), *(t.flatten() for t in extra)).to(weight.dtype)
-        mask, together = [mask[0], False, False], [found[1], found[0]]
-    found = aten.native_layer_norm_backward(grad, x, sizes, *extra, weight, bias, mask)
-    return [found[0], *(together or found[1:])][: len(wanted)]
+    mask, sizes = [*wanted, *[False] * (3 - len(wanted))], _sizes(shape)
+    if len(sizes) == 1 and has_column_kernel(grad, x):
+        found = norm_backward(grad, x, *extra, weight, mask)
+    else:
+        found = aten.native_layer_norm_backward(grad, x, sizes, *extra, weight, bias, mask)
+    return list(found[: len(wanted)])
 
 
 def _sizes(shape):

@@ -14,8 +14,6 @@ import pytest
 import torch
 from launch import interpreted
 
-from core import kernels
-
 TOLERANCE = {"float32": 2e-6, "float16": 4e-3}
 
 
@@ -66,21 +64,6 @@ def test_against_tiles(errors, name):
 @pytest.mark.parametrize("name", ["strided", "autocast", "compiled", "pieces"])
 def test_ways_to_call_it(errors, name):
     assert max(errors[name]) < TOLERANCE["float16" if name == "autocast" else "float32"], errors[name]
-
-
-@pytest.mark.parametrize("name", ["columns", "linear", "layer_norm"])
-def test_sums_of_columns(errors, name):
-    assert len(errors[name]) == {"columns": 2, "linear": 4, "layer_norm": 4}[name]
-    assert max(errors[name]) < TOLERANCE["float32"], errors[name]
-
-
-def test_which_sums_of_columns_have_a_kernel(monkeypatch):
-    """Contiguous ones only, and none without columns."""
-    monkeypatch.setattr(kernels, "_INTERPRETED", True)
-    many = torch.zeros(2, kernels.LEAST_ROWS // 2, 3)
-    assert kernels.has_column_kernel(many, many)
-    for other in (many[:1], many[..., :0], many[..., :2], many.double()):
-        assert not kernels.has_column_kernel(many, other)
 
 
 # -- the process that interprets --------------------------------------------------------------------------------------
@@ -193,40 +176,7 @@ def _interpreted():
     far["compiled"] = _both(step, x.unbind(), lambda *t: neighborhood_attention(*t, (3, 4)))
     grids = torch.randn(3, 1, 14, 6, 2, 4).unbind()
     far["pieces"] = _both(_TwoRanks.apply, grids, lambda *t: neighborhood_attention(*t, (4, 3), scale=0.4))
-    return far | _columns()
-
-
-def _columns():
-    """Sums of columns alone, and where formulas take them: gradients of biases and of the weights of a norm."""
-    from core import formulas, kernels
-
-    found, (grad, x) = {}, torch.randn(2, 421, 200, dtype=torch.float64)
-    mean, rstd = x.mean(1), x.std(1) ** -1
-    wanted = grad.sum(0), (grad * (x - mean[:, None]) * rstd[:, None]).sum(0)
-    found["columns"] = _far(torch.ops.core.column_sums(*(t.float() for t in (grad, x, mean, rstd))), wanted)
-    kernels.LEAST_ROWS = 16
-    weight, bias = torch.randn(6, 200, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
-    found["linear"] = _written(formulas.LINEAR, torch.nn.functional.linear, x.view(1, 421, 200), weight, bias)
-    scaled = lambda x, weight, bias: torch.nn.functional.layer_norm(x, (200,), weight, bias)  # noqa: E731
-    norm = formulas.LAYER_NORM._replace(
-        forward=lambda x, *rest: formulas.LAYER_NORM.forward(x, (200,), *rest),
-        backward=lambda grad, extra, wanted, x, *rest: formulas.LAYER_NORM.backward(
-            grad, extra, wanted, x, (200,), *rest
-        ),
-    )
-    found["layer_norm"] = _written(norm, scaled, x.view(1, 421, 200), *torch.randn(2, 200, dtype=torch.float64))
-    return found
-
-
-def _written(formula, function, *operands):
-    """Errors of the result and the gradients by a formula in fp32; the truth is what torch differentiates in fp64."""
-    leaves = [t.requires_grad_() for t in operands]
-    out = function(*leaves)
-    cotangent = torch.randn_like(out)
-    wanted = out.detach(), *torch.autograd.grad(out, leaves, cotangent)
-    single = [t.detach().float() for t in operands]
-    result, *extra = formula.forward(*single)
-    return _far([result, *formula.backward(cotangent.float(), extra, [True] * 3, *single)], wanted)
+    return far
 
 
 if __name__ == "__main__":

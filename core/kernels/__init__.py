@@ -16,7 +16,7 @@ from core._torch import scoped_library
 from core.once import once_differentiable
 from core.ops.windows import Axis, Window
 
-MOST_CHANNELS, LEAST_ROWS = 256, 2**12
+MOST_CHANNELS = 256
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DTYPES = torch.float16, torch.bfloat16, torch.float32
 _planned = False
@@ -27,7 +27,6 @@ _library.define(
     "neighborhood_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, int[] axes, float scale)"
     " -> (Tensor, Tensor, Tensor)"
 )
-_library.define("column_sums(Tensor grad, Tensor? x, Tensor? mean, Tensor? rstd) -> Tensor")
 
 
 @cache
@@ -35,7 +34,7 @@ def _there():
     return find_spec("triton") is not None
 
 
-def _reads(t):
+def reads(t):
     """Whether kernels read such tensors."""
     here = t.device.type == "cuda" or ((_INTERPRETED or _planned) and t.device.type == "cpu")
     return here and t.dtype in _DTYPES and (_planned or _there())
@@ -43,13 +42,7 @@ def _reads(t):
 
 def has_kernel(q, scale):
     """Whether attention of these queries over neighbourhoods has a kernel."""
-    return _reads(q) and q.shape[-1] <= MOST_CHANNELS and scale > 0
-
-
-def has_column_kernel(*tensors):
-    """Whether sums over all rows of these have a kernel: where there are many, of which torch's own sums are slow."""
-    many = all(t.numel() and t.shape[:-1].numel() >= LEAST_ROWS for t in tensors)
-    return many and all(t.is_contiguous() and _reads(t) for t in tensors)
+    return reads(q) and q.shape[-1] <= MOST_CHANNELS and scale > 0
 
 
 def is_gpu(device):
@@ -137,21 +130,9 @@ def _backward(grad, q, k, v, out, sums, axes, scale):
     return dq, dk, dv
 
 
-def _column_sums(grad, x, mean, rstd):
-    from core.kernels import columns
-
-    return columns.sums(grad, x, mean, rstd)
-
-
 for _kind in ("CUDA", "CPU"):
-    _library.impl("column_sums", _column_sums, _kind)
     _library.impl("neighborhood_forward", _forward, _kind)
     _library.impl("neighborhood_backward", _backward, _kind)
-
-
-@torch.library.register_fake("core::column_sums", lib=_library)
-def _(grad, x, mean, rstd):
-    return grad.new_empty(1 + (x is not None), grad.shape[1], dtype=torch.float32)
 
 
 @torch.library.register_fake("core::neighborhood_forward", lib=_library)

@@ -1,16 +1,30 @@
-"""Sums over all rows of a matrix, and of it times the normalised rows of another: gradients of biases and of the
-weights of a layer norm.
+"""Sums over all rows of a matrix, and what a layer norm's backward pass needs of them.
 
-torch gives few programs to a matrix of many rows and some hundred columns. Here programs take chunks of the rows, so
-many that they fill a GPU, keep their sums in fp32, and a second sum goes over the chunks: the same call gives the same
-bits.
+torch gives few programs to a matrix of many rows and some hundred columns, and reads it once for each gradient. Here as
+many programs as fill a GPU share the rows, keep their sums in fp32, and a second sum goes over the programs: the same
+call gives the same bits. The gradients of a layer norm take one pass, because a program has whole rows.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 PROGRAMS, ROWS, WIDEST = 512, 32, 128  # programs in all at most, rows that one takes at a time, columns of one
+
+
+class Cut(NamedTuple):
+    """Of a layer norm's pass: programs in all at most, numbers of a matrix that one takes at a time (a row at least),
+    how many of these each thread has, and tiles that are under way at once."""
+
+    programs: int = 528
+    tile: int = 2048
+    each: int = 16
+    stages: int = 1
+
+
+NORM = Cut()
 
 
 @triton.jit
@@ -58,3 +72,63 @@ def sums(grad, x=None, mean=None, rstd=None):
             grad, *beside, parts[0], parts[-1], rows, columns, chunk, BOTH=both, ROWS=ROWS, WIDTH=width, num_warps=4
         )
     return parts.sum(1)
+
+
+@triton.jit
+def _norm(
+    G, X, MEAN, RSTD, SCALE, DX, TIMES, SUMS, rows, columns,
+    SCALED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    part, down, column = tl.program_id(0), tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
+    at, there = down * columns + column, column < columns
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    times = tl.zeros((ROWS, WIDTH), tl.float32)
+    if SCALED:
+        scale = tl.load(SCALE + column, mask=there, other=0.0).to(tl.float32)
+    for first in tl.range(part.to(tl.int64) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row, start = first + down, first * columns
+        mask = (row < rows) & there
+        g = tl.load(G + start + at, mask=mask, other=0.0).to(tl.float32)
+        mean = tl.load(MEAN + row, mask=row < rows, other=0.0).to(tl.float32)
+        rstd = tl.load(RSTD + row, mask=row < rows, other=0.0).to(tl.float32)
+        x = (tl.load(X + start + at, mask=mask, other=0.0).to(tl.float32) - mean) * rstd
+        if BIAS:
+            total += g
+        if WEIGHT:
+            times += g * x
+        if SCALED:
+            g *= scale
+        along = tl.sum(g * x, 1, keep_dims=True) / columns
+        dx = (g - tl.sum(g, 1, keep_dims=True) / columns - x * along) * rstd
+        tl.store(DX + start + at, dx.to(DX.dtype.element_ty), mask=mask)
+    to = part * columns + column
+    if WEIGHT:
+        tl.store(TIMES + to, tl.sum(times, 0, keep_dims=True), mask=there)
+    if BIAS:
+        tl.store(SUMS + to, tl.sum(total, 0, keep_dims=True), mask=there)
+
+
+def norm(grad, x, mean, rstd, weight, wanted):
+    """Gradients of a layer norm over the last dim: of x, as x, and those ``wanted`` of weight and bias, in this order,
+    fp32 (0 to 2, columns). They are ``rstd * (g - mean(g) - y * mean(g * y))`` with ``g = grad * weight`` and
+    ``y = (x - mean) * rstd``, and the sums over the rows of ``grad * y`` and of ``grad``.
+
+    Args:
+        grad, x: (..., columns), contiguous; fp16, bf16 or fp32.
+        mean, rstd: one number for each row, contiguous.
+        weight: (columns,), contiguous, or None for ones.
+        wanted: two bools.
+    """
+    columns, cut = x.shape[-1], NORM
+    rows, width = x.numel() // columns, triton.next_power_of_2(columns)
+    tall = max(1, cut.tile // width)
+    programs = min(cut.programs, triton.cdiv(rows, tall))
+    out, parts = torch.empty_like(x), x.new_empty(sum(wanted), programs, columns, dtype=torch.float32)
+    with torch.accelerator.device_index(x.device.index):
+        _norm[programs,](
+            grad, x, mean, rstd, x if weight is None else weight, out, parts[:1], parts[-1:], rows, columns,
+            SCALED=weight is not None, WEIGHT=wanted[0], BIAS=wanted[1], ROWS=tall, WIDTH=width, STAGES=cut.stages,
+            num_warps=min(16, max(1, tall * width // (32 * cut.each))),
+        )  # fmt: skip
+    return out, parts.sum(1)

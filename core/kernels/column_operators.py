@@ -1,0 +1,92 @@
+"""The operators through which kernels over columns are called, and which sums and gradients they are for.
+
+As those of neighbourhoods are: what they return is known without computing it, and Triton is loaded when they do.
+"""
+
+import torch
+
+from core.kernels import reads
+
+LEAST_ROWS, WIDEST_NORM, WIDEST_PRODUCT = 2**12, 2**12, 768  # columns of a norm in one pass, of sums by a product
+
+_library = torch.library.Library("core", "FRAGMENT")
+_library.define("column_sums(Tensor grad, Tensor? x, Tensor? mean, Tensor? rstd) -> Tensor")
+_library.define(
+    "layer_norm_gradients(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, bool[2] wanted)"
+    " -> (Tensor, Tensor)"
+)
+_ops, _aten = torch.ops.core, torch.ops.aten
+
+
+def has_column_kernel(*tensors):
+    """Whether sums over all rows of these have a kernel: where there are many, of which torch's own sums are slow."""
+    many = all(t.numel() and t.shape[:-1].numel() >= LEAST_ROWS for t in tensors)
+    return many and all(t.is_contiguous() and reads(t) for t in tensors)
+
+
+def by_product(kind, dtype, rows, columns):
+    """Whether a product with a row of ones gives the sums of a matrix, on this type of device: cuBLAS multiplies half
+    precision exactly and adds in fp32, unless it was allowed to add fp16 in fp16, and counts rows in 32 bits. Of few
+    columns it is faster than our kernel."""
+    halves = torch.bfloat16, *(() if torch.backends.cuda.matmul.allow_fp16_accumulation else (torch.float16,))
+    return kind == "cuda" and dtype in halves and rows < 2**31 and columns <= WIDEST_PRODUCT
+
+
+def product_with_ones(grad):
+    """(rows, columns) of half precision -> (1, columns), fp32."""
+    return torch.mm(grad.new_ones(1, len(grad)), grad, out_dtype=torch.float32)
+
+
+def sum_of_rows(grad):
+    """(rows, columns) -> (columns,), in fp32 where we compute it."""
+    return _ops.column_sums(grad, None, None, None)[0] if has_column_kernel(grad) else grad.sum(0)
+
+
+def norm_backward(grad, x, mean, rstd, weight, wanted):
+    """Gradients of x, weight and bias of a layer norm over the last dim, None for those not ``wanted``; of weight and
+    bias in fp32. For operands that have a column kernel; rows too wide for one pass take torch's for x."""
+    columns = x.shape[-1]
+    if wanted[0] and columns <= WIDEST_NORM:
+        weight = weight if weight is None else weight.contiguous()
+        grad_x, sums = _ops.layer_norm_gradients(grad, x, mean, rstd, weight, wanted[1:])
+        sums = iter(sums)
+        return [grad_x, *(next(sums) if w else None for w in wanted[1:])]
+    found, only = [None] * 3, [True, False, False]
+    if wanted[0]:
+        found[0] = _aten.native_layer_norm_backward(grad, x, [columns], mean, rstd, weight, None, only)[0]
+    if wanted[1]:
+        both = grad.view(-1, columns), x.view(-1, columns), mean.flatten(), rstd.flatten()
+        found[2], found[1] = _ops.column_sums(*both)
+    elif wanted[2]:
+        found[2] = sum_of_rows(grad.view(-1, columns))
+    return [f if w else None for f, w in zip(found, wanted)]
+
+
+# -- what they do -----------------------------------------------------------------------------------------------------
+def _sums(grad, x, mean, rstd):
+    if x is None and by_product(grad.device.type, grad.dtype, *grad.shape):
+        return product_with_ones(grad)
+    from core.kernels import columns
+
+    return columns.sums(grad, x, mean, rstd)
+
+
+def _norm(grad, x, mean, rstd, weight, wanted):
+    from core.kernels import columns
+
+    return columns.norm(grad, x, mean, rstd, weight, wanted)
+
+
+for _kind in ("CUDA", "CPU"):
+    _library.impl("column_sums", _sums, _kind)
+    _library.impl("layer_norm_gradients", _norm, _kind)
+
+
+@torch.library.register_fake("core::column_sums", lib=_library)
+def _(grad, x, mean, rstd):
+    return grad.new_empty(1 + (x is not None), grad.shape[1], dtype=torch.float32)
+
+
+@torch.library.register_fake("core::layer_norm_gradients", lib=_library)
+def _(grad, x, mean, rstd, weight, wanted):
+    return torch.empty_like(x), x.new_empty(sum(wanted), x.shape[-1], dtype=torch.float32)

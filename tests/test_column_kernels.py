@@ -1,0 +1,273 @@
+"""Kernels over columns against torch in fp64: sums over rows, and the gradients of a layer norm in one pass.
+
+Two processes interpret them on a CPU, each a share of the cases; together they hold a model on shards against the whole
+one. On a GPU (``pytest -m gpu``) the same cases are compiled, and beside them stand sums by a product, and more numbers
+than 32 bits can count.
+"""
+
+import json
+import os
+from itertools import product
+from typing import NamedTuple
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import Shard
+
+from core import DistributedManager, formulas, kernels
+from core.kernels import column_operators as operators
+from core.meter import Meter
+from core.testing import check_sharded, run_on_ranks
+
+DTYPES = "float32", "bfloat16", "float16"
+SUMS = 2e-6  # of the largest number; and half a last place more where that is stored in half precision
+STORED = {"float32": SUMS, "bfloat16": SUMS + 2**-8, "float16": SUMS + 2**-11}
+OURS_OR_TORCHS = {"layer_norm_gradients", "column_sums", "native_layer_norm_backward", "sum"}
+SUBSETS = list(product((False, True), repeat=2))
+
+
+class Case(NamedTuple):
+    """Gradients of a layer norm; ``weight``: its dtype, ``cut``: in 3 programs, 4 rows at a time, or as it is."""
+
+    rows: int
+    columns: int
+    dtype: str = "float32"
+    weight: str | None = "float32"
+    wanted: tuple = (True, True)
+    cut: bool = True
+
+
+WIDTHS = 1, 3, 64, 100, 256, 768, 1000
+CASES = {
+    **{f"{n} columns, {dtype}": Case(21, n, dtype) for n, dtype in product(WIDTHS, DTYPES)},
+    **{f"{n} columns, plain": Case(21, n, d, None, (False, False)) for n, d in zip(WIDTHS, DTYPES * 3)},
+    **{f"wanted {w}": Case(21, 100, "bfloat16", "bfloat16", w) for w in SUBSETS},
+    **{f"no weight, wanted {w}": Case(21, 100, "float16", None, w) for w in SUBSETS},
+    "narrow weight": Case(21, 64, weight="float16"),
+    "one row": Case(1, 256, "bfloat16"),
+    "one number": Case(1, 1),
+    "one row, plain": Case(1, 3, "float16", None, (False, False)),
+    "no rows": Case(0, 100),
+    "no rows, plain": Case(0, 1, weight=None, wanted=(False, False)),
+    "as it is": Case(21, 256, "bfloat16", cut=False),
+    "as it is, narrow": Case(600, 3, cut=False),
+    "as it is, wide": Case(5, operators.WIDEST_NORM - 7, cut=False),
+}
+
+
+def far(got, wanted):
+    """Largest errors, of the largest number and of one at least."""
+    off = []
+    for a, b in zip(got, wanted, strict=True):
+        assert a.shape == b.shape
+        off.append(((a.double() - b).abs().max() / b.abs().max().clamp_min(1)).item() if a.numel() else 0.0)
+    return off
+
+
+def drawn(case, device):
+    """Cotangent, x (off zero), and weight of a case."""
+    torch.manual_seed(0)
+    grad, x = torch.randn(2, case.rows, case.columns, dtype=torch.float64).add_(0.3).to(getattr(torch, case.dtype))
+    weight = case.weight and torch.randn(case.columns).to(device, getattr(torch, case.weight))
+    return grad.to(device), x.to(device), weight
+
+
+def errors_of(case, device):
+    """Of the gradient of x and of those wanted of weight and bias; the truth is what torch differentiates."""
+    from core.kernels import columns
+
+    grad, x, weight = drawn(case, device)
+    leaves = [x.double(), torch.ones_like(x[:0].sum(0).double()) if weight is None else weight.double()]
+    leaves = [t.requires_grad_() for t in (*leaves, torch.zeros_like(leaves[1]))]
+    y, mean, rstd = torch.native_layer_norm(leaves[0], [case.columns], *leaves[1:], 1e-5)
+    truth, *sums = torch.autograd.grad(y, leaves, grad.double())
+    cut = columns.Cut(programs=3, tile=4 << (case.columns - 1).bit_length()) if case.cut else columns.NORM
+    with patch.object(columns, "NORM", cut):
+        call = grad, x, *(t.detach().float() for t in (mean, rstd)), weight, case.wanted
+        out, found = torch.ops.core.layer_norm_gradients(*call)
+    assert out.dtype == x.dtype and found.dtype == torch.float32
+    return far([out, *found], [truth, *(s for s, w in zip(sums, case.wanted) if w)])
+
+
+def hold(case, errors, rounded=True):
+    """The interpreter cuts numbers off where it stores them in bf16; a GPU rounds."""
+    most = STORED[case.dtype] * (1 if rounded or case.dtype != "bfloat16" else 2)
+    assert len(errors) == 1 + sum(case.wanted)
+    assert errors[0] < most and all(e < SUMS for e in errors[1:]), errors
+
+
+def through_formulas(device):
+    """((formula, whether rows fit, wanted), (errors, names of operations)) of a linear layer and layer norms."""
+    like = dict(dtype=torch.float64, device=device)
+    x, matrix, bias = torch.randn(1, 90, 200, **like), torch.randn(6, 200, **like), torch.randn(6, **like)
+    found = [(("linear", False, (True,) * 3), written(formulas.LINEAR, (), (True,) * 3, x, matrix, bias))]
+    affine = torch.randn(2, 200, **like)
+    for fits, count in ((True, 1), (False, 1), (True, 2), (True, 3), (False, 3)):
+        operands = [x, *affine][:count]
+        for wanted in product((False, True), repeat=count):
+            if any(wanted):
+                with patch.object(operators, "WIDEST_NORM", 200 if fits else 199):
+                    found.append((("norm", fits, wanted), written(formulas.LAYER_NORM, [(200,)], wanted, *operands)))
+    return found
+
+
+def written(formula, shape, wanted, x, *rest):
+    """Errors of the result and the gradients by a formula in fp32; the truth is what torch differentiates in fp64."""
+    operands = x, *rest
+    leaves = [t.detach().requires_grad_(w) for t, w in zip(operands, wanted)]
+    out = (F.layer_norm if shape else F.linear)(leaves[0], *shape, *leaves[1:])
+    cotangent = torch.randn_like(out)
+    truth = out.detach(), *torch.autograd.grad(out, [t for t in leaves if t.requires_grad], cotangent)
+    single = [t.detach().float() for t in operands]
+    result, *extra = formula.forward(single[0], *shape, *single[1:])
+    kept = [t if any(wanted[j] for j in needs if j < len(wanted)) else None for t, needs in zip(single, formula.needs)]
+    with patch.object(operators, "LEAST_ROWS", 16), Meter() as meter:
+        grads = formula.backward(cotangent.float(), extra, wanted, kept[0], *shape, *kept[1:])
+    assert [g is not None for g in grads] == list(wanted)
+    return far([result, *(g for g in grads if g is not None)], truth), [w.name for w in meter.work]
+
+
+def hold_formulas(found):
+    """Right, and by one pass where x is wanted too and rows fit; elsewhere by sums, and torch's for x alone."""
+    for (kind, fits, wanted), (errors, names) in found:
+        assert max(errors) < SUMS, (kind, wanted, errors)
+        one = fits and wanted[0]
+        expected = {"layer_norm_gradients"} if one else {"column_sums"} if any(wanted[1:]) else set()
+        if kind == "norm" and wanted[0] and not fits:
+            expected.add("native_layer_norm_backward")
+        assert expected == OURS_OR_TORCHS & {*names}, (kind, fits, wanted, names)
+
+
+# -- interpreted ------------------------------------------------------------------------------------------------------
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.LayerNorm(20), nn.Linear(20, 12), nn.LayerNorm(12, elementwise_affine=False))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def interpreted(folder):
+    """A share of the cases on each of two ranks, and on both a model whose rows are cut, one part less than many."""
+    rank, found = dist.get_rank(), {}
+    for name in list(CASES)[rank::2]:
+        found[name] = errors_of(CASES[name], "cpu")
+    if rank == 0:
+        found["formulas"] = through_formulas("cpu")
+        grad, x = torch.randn(2, 301, 200, dtype=torch.float64)
+        mean, rstd = x.mean(1), x.std(1) ** -1
+        truth = grad.sum(0), (grad * (x - mean[:, None]) * rstd[:, None]).sum(0)
+        found["sums"] = far(torch.ops.core.column_sums(*(t.float() for t in (grad, x, mean, rstd))), truth)
+    mesh = DistributedManager().initialize_mesh((2,), ("domain",))
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(2, 60, 20)
+    with patch.object(operators, "LEAST_ROWS", 16), Meter() as meter:
+        for sizes in ((37, 23), (53, 7), (0, 60)):
+            check_sharded(model, [x], [[Shard(1)]], mesh, sizes=[{0: sizes}])
+    assert {"column_sums", "layer_norm_gradients"} <= {w.name for w in meter.work}
+    with open(f"{folder}/{rank}", "w") as file:
+        json.dump(found, file)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("found")
+    with patch.dict(os.environ, TRITON_INTERPRET="1"):
+        run_on_ranks(2, interpreted, str(folder))
+    return {name: value for rank in "01" for name, value in json.loads((folder / rank).read_text()).items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_a_norm(found, name):
+    hold(CASES[name], found[name], rounded=False)
+
+
+def test_sums(found):
+    assert len(found["sums"]) == 2 and max(found["sums"]) < SUMS
+
+
+def test_through_formulas(found):
+    assert len(found["formulas"]) == 1 + 1 + 1 + 3 + 7 + 7
+    hold_formulas(found["formulas"])
+
+
+# -- which are taken --------------------------------------------------------------------------------------------------
+def test_which_have_a_kernel(monkeypatch):
+    """Contiguous ones of many rows only, and none without columns."""
+    monkeypatch.setattr(kernels, "_INTERPRETED", True)
+    many = torch.zeros(2, operators.LEAST_ROWS // 2, 3)
+    assert operators.has_column_kernel(many, many)
+    for other in (many[:1], many[..., :0], many[..., :2], many.double()):
+        assert not operators.has_column_kernel(many, other)
+
+
+def test_which_sums_are_products():
+    """On a GPU those of few columns in half precision that cuBLAS adds in fp32, and they are handed out in fp32."""
+    half, most = (torch.bfloat16, torch.float16), operators.WIDEST_PRODUCT
+    for dtype in half:
+        assert operators.by_product("cuda", dtype, 4096, most)
+        assert not operators.by_product("cuda", dtype, 4096, most + 1)
+        assert not operators.by_product("cpu", dtype, 4096, most)
+        assert not operators.by_product("cuda", dtype, 2**31, 1)
+        found = operators.product_with_ones(torch.empty(7, 5, dtype=dtype, device="meta"))
+        assert found.shape == (1, 5) and found.dtype == torch.float32
+    assert not operators.by_product("cuda", torch.float32, 4096, 8)
+    torch.backends.cuda.matmul.allow_fp16_accumulation = True
+    try:
+        assert [operators.by_product("cuda", dtype, 4096, 8) for dtype in half] == [True, False]
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = False
+
+
+# -- compiled ---------------------------------------------------------------------------------------------------------
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_compiled(name):
+    hold(CASES[name], errors_of(CASES[name], "cuda"))
+
+
+@pytest.mark.gpu
+def test_compiled_through_formulas():
+    hold_formulas(through_formulas("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_sums_by_a_product(dtype):
+    """Of numbers of one sign, as far as adding in fp32 without rounding up may be off; autocast changes no bit."""
+    grad = 1 + torch.randn(37_501, 300, device="cuda").to(getattr(torch, dtype)) / 8
+    assert operators.by_product("cuda", grad.dtype, *grad.shape)
+    found = torch.ops.core.column_sums(grad, None, None, None)
+    assert found.dtype == torch.float32 and far(found, grad.double().sum(0, True))[0] < 2**-12
+    for other in (torch.float16, torch.bfloat16):
+        with torch.autocast("cuda", other):
+            assert torch.equal(found, torch.ops.core.column_sums(grad, None, None, None))
+
+
+@pytest.mark.gpu
+def test_more_numbers_than_32_bits_count():
+    """The last rows of 2.15e9 numbers, and sums over all of them; twice the same bits."""
+    from core.kernels import columns
+
+    rows, width, last = 2**23 + 4099, 256, 67
+    grad, x = (torch.randn(rows, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    weight = torch.randn(width, device="cuda")
+    _, mean, rstd = torch.native_layer_norm(x, [width], weight.to(x), None, 1e-5)
+    call = grad, x, mean.float(), rstd.float()
+    out, sums = torch.ops.core.layer_norm_gradients(*call, weight, (True, True))
+    assert x.numel() > 2**31 and torch.equal(sums, torch.ops.core.layer_norm_gradients(*call, weight, (True, True))[1])
+    total, times = torch.zeros(2, width, device="cuda", dtype=torch.float64)
+    for g, y, m, r in zip(*(t.split(2**20) for t in call)):
+        total += g.double().sum(0)
+        times += (g.double() * ((y.double() - m.double()) * r.double())).sum(0)
+    assert max(far(sums, (times, total))) < 1e-5 and max(far(columns.sums(*call), (total, times))) < 1e-5
+    ends = [t[-last:].double() for t in call]
+    truth = torch.ops.aten.native_layer_norm_backward(
+        ends[0], ends[1], [width], *ends[2:], weight.double(), None, [True, False, False]
+    )[0]
+    assert far([out[-last:]], [truth])[0] < STORED["bfloat16"]
