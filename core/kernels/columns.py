@@ -74,7 +74,7 @@ def sums(grad, x=None, mean=None, rstd=None):
     return parts.sum(1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # parts of other numbers of rows take the same program
 def _norm(
     G, X, MEAN, RSTD, SCALE, DX, TIMES, SUMS, rows, columns,
     SCALED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
