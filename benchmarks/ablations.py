@@ -1,13 +1,14 @@
-"""What each choice is worth: trainings of equal time that differ in one choice, as one table.
+"""What each choice is worth: trainings of equal steps that differ in one choice, as one table.
 
     python -m benchmarks.ablations --app aero                                    # the defaults of apps.aero.train
     python -m benchmarks.ablations --app weather --gpus 2 --at-once 2 -- --archive A --preset storms --capture
     python -m benchmarks.ablations --app aero --steps 300 --seeds 3 --only default "no EMA"
 
-Flags behind ``--`` are those of the training, for all. How many steps a training may take in ``--seconds`` a short one
-finds out. The table has the scores of the last validation, of the same samples in all (the loss of the weather is no
-measure where a choice changes the noise; RMSE and CRPS are), and the seconds of all, recording and validation included.
-``--at-once`` trainings share each of ``--gpus`` GPUs and slow each other down alike.
+Flags behind ``--`` are those of the training, for all. All take as many steps as the default does in ``--seconds`` by
+itself, which a short training finds out before all others, or ``--steps``. So what runs beside a training changes how
+long it takes and nothing else: ``--at-once`` trainings share each of ``--gpus`` GPUs. What a choice costs is not told
+here. The table has the scores of the last validation, of the same samples in all (the loss of the weather is no measure
+where a choice changes the noise; RMSE and CRPS are).
 
 After each training ``ablations.json`` is written, and the same command again does what is missing there. Small
 differences are noise: ``--seeds`` gives the spread.
@@ -20,7 +21,6 @@ import os
 import re
 import shutil
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
@@ -83,28 +83,27 @@ def choices(app, base):
 
 
 # -- one training -----------------------------------------------------------------------------------------------------
-def trained(app, flags, out, seconds, steps=None):
-    """Steps, seconds and scores of a training of so many steps, or of as many as take so many seconds. Its log stays,
-    and what it says, in ``said.txt``; its weights go."""
+def trained(app, flags, out, steps):
+    """Scores of a training of so many steps. Its log stays, and what it says, in ``said.txt``; its weights go."""
     out.mkdir(parents=True, exist_ok=True)
     train = import_module(f"apps.{app}.train").main
     with open(out / "said.txt", "w") as said, redirect_stdout(said), redirect_stderr(said):
-        steps = steps or max(1, round(seconds * steps_a_second(app, train, flags, out / "short")))
-        start = time.perf_counter()
-        result = train([*flags, *counts(steps, max(1, steps // 10)), "--out", str(out / "training")])
-        found = {"steps": steps, "seconds": time.perf_counter() - start} | result.scores
+        found = train([*flags, *counts(steps, max(1, steps // 10)), "--out", str(out / "training")]).scores
     for name in ("checkpoints", "best"):
         shutil.rmtree(out / "training" / name)
     return found
 
 
-def steps_a_second(app, train, flags, out):
-    """Of a short training of its own, of which nothing stays."""
-    train([*flags, *QUICK[app], *counts(SHORT, SHORT // 2), "--out", str(out)])
+def steps_in(seconds, app, flags, out):
+    """Steps that a training takes in so many seconds, by a short one of which nothing stays."""
+    train = import_module(f"apps.{app}.train").main
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        train([*flags, *QUICK[app], *counts(SHORT, SHORT // 2), "--out", str(out)])
     rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     shutil.rmtree(out)
     gc.collect()  # what it recorded must not be given up while the next training records
-    return [row["samples_per_s"] for row in rows if "loss" in row][-1] / parse(CONFIGS[app], flags).batch
+    a_second = [row["samples_per_s"] for row in rows if "loss" in row][-1] / parse(CONFIGS[app], flags).batch
+    return max(1, round(seconds * a_second))
 
 
 def counts(steps, log):
@@ -124,27 +123,21 @@ def folder(out, name, seed):
     return out / f"{re.sub('[^a-zA-Z0-9.]+', '_', name).strip('_')}_{seed}"
 
 
-def run(args, jobs, keep):
-    """Trains ``jobs`` {(name, seed): flags} and calls ``keep(name, seed, scores or exception)`` after each."""
+def workers(args):
+    """A pool of processes: ``--at-once`` on each GPU, or on the CPU."""
     places, context = [str(gpu) for gpu in range(args.gpus)] or [""], get_context("spawn")
     queue = context.Queue()
     for place in places * args.at_once:
         queue.put(place)
     count = len(places) * args.at_once
     home = (queue, max(1, cpu_count() // count))
-    with ProcessPoolExecutor(count, context, initializer=at_home, initargs=home) as pool:
-        started = {}
-        for (name, seed), flags in jobs.items():
-            where = folder(args.out, name, seed)
-            started[pool.submit(trained, args.app, flags, where, args.seconds, args.steps)] = name, seed
-        for done in as_completed(started):
-            keep(*started[done], done.exception() or done.result())
+    return ProcessPoolExecutor(count, context, initializer=at_home, initargs=home)
 
 
 def line(name, trainings, shown):
     """A row of the table: means over seeds and, of several, half of the range."""
     cells = []
-    for key in ("steps", "seconds", *shown):
+    for key in shown:
         values = [one[key] for one in trainings if one.get(key) is not None]
         spread = f" +- {(max(values) - min(values)) / 2:.2g}" if len(values) > 1 else ""
         cells.append(f"{sum(values) / len(values):.4g}{spread}" if values else "-")
@@ -153,10 +146,10 @@ def line(name, trainings, shown):
 
 def table(told):
     """All rows, in the order of the choices."""
-    shown = SHOWN[told["app"]]
-    head = f"{'':<24}" + "".join(f"{key:>20}" for key in ("steps", "seconds", *shown))
-    order = [name for name in choices(told["app"], told["base"]) if name in told["trainings"]]
-    return "\n".join([head, *(line(name, told["trainings"][name], shown) for name in order)])
+    app, base = told["asked"]["app"], told["asked"]["base"]
+    head = f"{told['steps']} steps each".ljust(24) + "".join(f"{key:>20}" for key in SHOWN[app])
+    order = [name for name in choices(app, base) if name in told["trainings"]]
+    return "\n".join([head, *(line(name, told["trainings"][name], SHOWN[app]) for name in order)])
 
 
 def options(argv):
@@ -165,7 +158,7 @@ def options(argv):
     split = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--app", required=True, choices=tuple(CONFIGS))
-    parser.add_argument("--seconds", type=float, default=90, help="that the steps of a training take")
+    parser.add_argument("--seconds", type=float, default=90, help="that the steps of the default take by itself")
     parser.add_argument("--steps", type=int, help="of each training, in place of seconds")
     parser.add_argument("--seeds", type=int, default=1, help="trainings of each choice")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="choices by name; left out: all")
@@ -189,9 +182,9 @@ def begun(args, base):
         InputError: the file is of other trainings.
     """
     path = args.out / "ablations.json"
-    fresh = {"app": args.app, "base": base, "steps": args.steps, "seconds": None if args.steps else args.seconds}
-    told = json.loads(path.read_text()) if path.exists() else fresh | {"trainings": {}}
-    if any(told[key] != value for key, value in fresh.items()):
+    asked = {"app": args.app, "base": base, "steps": args.steps, "seconds": None if args.steps else args.seconds}
+    told = json.loads(path.read_text()) if path.exists() else {"asked": asked, "steps": args.steps, "trainings": {}}
+    if told.get("asked") != asked:
         raise InputError("is of other trainings", file=path, remedy="Choose another --out, or remove it")
     return told
 
@@ -222,7 +215,16 @@ def main(argv=None):
         write(args.out / "ablations.json", told)
         print(line(name, trainings[name][-1:], SHOWN[args.app]), flush=True)
 
-    run(args, jobs, keep)
+    with workers(args) as pool:
+        if told["steps"] is None:
+            told["steps"] = pool.submit(steps_in, args.seconds, args.app, base, args.out / "short").result()
+            write(args.out / "ablations.json", told)
+        started = {
+            pool.submit(trained, args.app, flags, folder(args.out, *job), told["steps"]): job
+            for job, flags in jobs.items()
+        }
+        for done in as_completed(started):
+            keep(*started[done], done.exception() or done.result())
     print("", table(told), sep="\n", flush=True)
     if failed:
         raise SystemExit(1)

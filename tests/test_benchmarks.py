@@ -2,6 +2,7 @@
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from math import log
 from types import SimpleNamespace
@@ -275,20 +276,30 @@ def test_ablations_do_what_is_missing(tmp_path, capsys):
     path = tmp_path / "ablations.json"
     told = json.loads(path.read_text())
     assert list(told["trainings"]) == ["Transolver++"]  # which goes without
-    path.write_text(json.dumps(told | {"base": bodies}))
+    path.write_text(json.dumps(told | {"asked": told["asked"] | {"base": bodies}}))
     assert ablations.main([*common, "--only", "Transolver++", "--", *bodies])["trainings"] == told["trainings"]
     (one,) = told["trainings"]["Transolver++"]
-    assert one["changed"] == ["--plus", "--tied", "--no-capture"] and one["steps"] == 2 and one["pressure_l2"] > 0
+    assert one["changed"] == ["--plus", "--tied", "--no-capture"] and told["steps"] == 2 and one["pressure_l2"] > 0
     with pytest.raises(SystemExit):
         ablations.main([*common, "--only", "default", "--", *bodies, "--batch", "1"])
     assert "of other trainings" in capsys.readouterr().err
 
 
-def test_a_training_has_as_many_steps_as_fit(tmp_path, monkeypatch):
+def test_all_take_the_steps_that_the_default_takes_in_time(tmp_path, monkeypatch):
+    steps_in, measured = ablations.steps_in, []
     monkeypatch.setattr(ablations, "SHORT", 4)
+    monkeypatch.setattr(ablations, "steps_in", lambda *told: measured.append(told[2]) or steps_in(*told))
+    monkeypatch.setattr(ablations, "workers", lambda args: ThreadPoolExecutor(1))
     build_synthetic(tmp_path / "a.zarr", Storms(("refc",), days=3, frames=4), hrrr_crop(2, slice(0, 16), slice(0, 16)))
-    flags = ["--history", "1", "--width", "8", "--depth", "1", "--heads", "1", "--kernel", "3", "--sampler-steps", "1"]
-    found = ablations.trained("weather", ["--archive", str(tmp_path / "a.zarr"), *flags], tmp_path / "one", 0.1)
-    last = json.loads((tmp_path / "one" / "training" / "log.jsonl").read_text().splitlines()[-1])
-    assert found["steps"] == last["step"] and set(ablations.SHOWN["weather"]) < set(last["validation"]) < set(found)
-    assert "samples/s" in (tmp_path / "one" / "said.txt").read_text()
+    flags = ["--archive", str(tmp_path / "a.zarr"), "--history", "1", "--width", "8", "--depth", "1", "--heads", "1"]
+    flags += ["--kernel", "3", "--sampler-steps", "1"]
+    common = ["--app", "weather", "--seconds", "0.1", "--gpus", "0", "--out", str(tmp_path)]
+    ablations.main([*common, "--only", "default", "--", *flags])
+    told = ablations.main([*common, "--only", "default", "no EMA", "--", *flags])
+    assert measured == [flags] and told["steps"] >= 1 and not (tmp_path / "short").exists()
+    for name, where in (("default", "default_0"), ("no EMA", "no_EMA_0")):
+        last = json.loads((tmp_path / where / "training" / "log.jsonl").read_text().splitlines()[-1])
+        (found,) = told["trainings"][name]
+        assert last["step"] == told["steps"], name
+        assert set(ablations.SHOWN["weather"]) < set(last["validation"]) < set(found), name
+        assert "samples/s" in (tmp_path / where / "said.txt").read_text()
