@@ -31,6 +31,7 @@ FEW_OF_PAGES = FEW | {
     "data.aero.build --synthetic": "--runs 4 --train 1 2 --valid 3 --test 4",
     "-m benchmarks.scaling": "--small --repeats 1",
     "-m benchmarks.training": "--small",
+    "-m benchmarks.stream": "--cells 20000 --preset tiny --chunk 5000",
     "-m benchmarks.largest": "--small --gib 0.02",
     "--volume 1024": "--volume 32",
 }
