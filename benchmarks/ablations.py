@@ -4,11 +4,10 @@
     python -m benchmarks.ablations --app weather --gpus 2 --at-once 2 -- --archive A --preset storms --capture
     python -m benchmarks.ablations --app aero --steps 300 --seeds 3 --only default "no EMA"
 
-Flags behind ``--`` are those of the training, for all. All take as many steps as the default does in ``--seconds`` by
-itself, which a short training finds out before all others, or ``--steps``. So what runs beside a training changes how
-long it takes and nothing else: ``--at-once`` trainings share each of ``--gpus`` GPUs. What a choice costs is not told
-here. The table has the scores of the last validation, of the same samples in all (the loss of the weather is no measure
-where a choice changes the noise; RMSE and CRPS are).
+Flags behind ``--`` are those of the training, for all. All take ``--steps``, or as many as the default takes in
+``--seconds`` by itself, which a short training tells before the others start. ``--at-once`` trainings share each of
+``--gpus`` GPUs, which changes how long they take and nothing else. The table has the scores of the last validation, of
+the same samples in all (the loss of the weather is no measure where a choice changes the noise; RMSE and CRPS are).
 
 After each training ``ablations.json`` is written, and the same command again does what is missing there. Small
 differences are noise: ``--seeds`` gives the spread.
@@ -130,8 +129,7 @@ def workers(args):
     for place in places * args.at_once:
         queue.put(place)
     count = len(places) * args.at_once
-    home = (queue, max(1, cpu_count() // count))
-    return ProcessPoolExecutor(count, context, initializer=at_home, initargs=home)
+    return ProcessPoolExecutor(count, context, at_home, (queue, max(1, cpu_count() // count)))
 
 
 def line(name, trainings, shown):
@@ -219,10 +217,9 @@ def main(argv=None):
         if told["steps"] is None:
             told["steps"] = pool.submit(steps_in, args.seconds, args.app, base, args.out / "short").result()
             write(args.out / "ablations.json", told)
-        started = {
-            pool.submit(trained, args.app, flags, folder(args.out, *job), told["steps"]): job
-            for job, flags in jobs.items()
-        }
+        steps, started = told["steps"], {}
+        for job, flags in jobs.items():
+            started[pool.submit(trained, args.app, flags, folder(args.out, *job), steps)] = job
         for done in as_completed(started):
             keep(*started[done], done.exception() or done.result())
     print("", table(told), sep="\n", flush=True)
