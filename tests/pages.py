@@ -40,6 +40,7 @@ INSTEAD = {  # written -> what stands in for it
     " --capture": "",  # records on a GPU only
     "--app weather": "--app weather --steps 20 --only default",
     "--app aero": "--app aero --steps 20 --only default",
+    "--steps 600": "--steps 20",
     "--nproc-per-node 8": "--nproc-per-node 4",  # processes on two cores
     "--forecast FILE": "--forecast runs/coupled.zarr",
     "storm_bound RESULTS": "storm_bound runs/weather/evaluation/results.json",
