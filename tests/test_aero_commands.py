@@ -49,7 +49,13 @@ def test_inference_writes_a_surface_whose_forces_are_the_printed_ones(trained, t
     command = ["--checkpoint", path, "--archive", archive, "--run", "ahmed00", "--out", str(tmp_path), *flags]
     scores = infer.main(command)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ahmed00.json", "ahmed00.png", "ahmed00.vtp"]
-    data = pyvista.read(tmp_path / "ahmed00.vtp").cell_data
+    file = pyvista.read(tmp_path / "ahmed00.vtp")
+    data = file.cell_data
+    for kind, end in (("predicted", ""), ("true", "_true")):  # from the file alone, of points and of polygons
+        force = data[f"Cp_{kind}"][:, None] * data["normal"] + data[f"Cf_{kind}"]
+        found = -(force * data["area"][:, None]).sum(axis=0, dtype=float) / file.field_data["Aref"]
+        assert found == pytest.approx([scores[f"{name}{end}"] for name in ("Cd", "Cs", "Cl")], abs=1e-5)
+    assert data["valid"].all() and "part" not in data
     mesh, true = read_surface(AHMED / "ahmed00" / "body.vtp", OPENFOAM)
     assert np.array_equal(data["cell_id"], np.arange(len(mesh)))
     assert np.array_equal(data["pressure_true"], true["pressure"])

@@ -133,6 +133,9 @@ def test_unit_frame_and_ground_are_undone(made, from_stl, tmp_path):
     np.testing.assert_allclose(data.points.min(0), corners.reshape(-1, 3).min(0), rtol=1e-6)
     shear = from_stl[2].cell_data["shear_predicted"]
     np.testing.assert_allclose(data.cell_data["shear_predicted"], shear @ frame, atol=1e-3 * np.abs(shear).max())
+    fields = data.cell_data
+    force = (fields["Cp_predicted"][:, None] * fields["normal"] + fields["Cf_predicted"]) * fields["area"][:, None]
+    assert force.sum(axis=0)[1] / data.field_data["Aref"] == pytest.approx(scores["Cd"], abs=1e-5)  # flow along -y
 
 
 @pytest.mark.parametrize("scale", ["0", "-1", "nan"])
@@ -161,7 +164,8 @@ def test_winding_flat_triangles_and_holes_are_told(made, from_stl, tmp_path):
     same(scores, from_stl[0])
     notes = " ".join(table["notes"])
     assert table["winding"] == "mixed" and "1 cells without area" in notes and "turned outward" in notes
-    assert data.cell_data["valid"][0] == 0 and np.isnan(data.cell_data["pressure_predicted"][0])
+    assert data.cell_data["valid"][0] == data.cell_data["area"][0] == 0
+    assert np.isnan(data.cell_data["pressure_predicted"][0]) and data.cell_data["valid"][1:].all()
     np.testing.assert_allclose(data.cell_data["Cp_predicted"][1:], from_stl[2].cell_data["Cp_predicted"], atol=1e-4)
     write_binary(tmp_path / "open.stl", made[2][40:, ::-1])
     table = inferred(made, tmp_path / "p", surface=tmp_path / "open.stl")[1]

@@ -69,7 +69,9 @@ class Solution:
         return found | dict(zip(("force_x", "force_y", "force_z"), sums[:2].sum(axis=0).tolist()))
 
     def fields(self):
-        """{name: values of every cell of the file} for VTK; vectors in the frame of the file, NaN where masked."""
+        """{name: values of every cell of the file} for VTK; vectors in the frame of the file, NaN where masked. With
+        ``normal``, outward, and ``area``, m2: points have neither by themselves, and the winding of polygons may be
+        inward."""
         arrays, q = self.arrays, 0.5 * self.attrs["U"] ** 2
         kinds = {"predicted": (arrays["predicted"][:, 0], arrays["predicted"][:, 1:])}
         if self.known:
@@ -81,10 +83,10 @@ class Solution:
                 found[f"{name}_{kind}"] = self._spread(values[index] @ self.frame if index else values[index])
         for name, source in (("Cp", "pressure"), ("Cf", "shear")):
             found |= {f"{name}_{kind}": (found[f"{source}_{kind}"] / q).astype(np.float32) for kind in kinds}
+        found |= {"normal": self._spread(arrays["normal"] @ self.frame), "area": self._spread(arrays["area"], 0)}
         if "part" in arrays:
             found["part"] = self._spread(arrays["part"], -1, np.int32)
-        valid = self._spread(np.ones(len(arrays["area"])), 0, np.uint8)
-        return found if valid.all() else found | {"valid": valid}
+        return found | {"valid": self._spread(np.ones(len(arrays["area"])), 0, np.uint8)}
 
     def _cells(self):
         return len(self.arrays["cell_id"]) if self.mesh is None else len(self.mesh)
@@ -107,6 +109,7 @@ def write(out, solution, checkpoint):
     scores, title = solution.scores(), f"{solution.name} ({solution.label})"
     scores = {name: value for name, value in scores.items() if value is not None}
     base, air = Path(out) / solution.name, solution.air
+    reference = {name: solution.attrs[name] for name in ("U", "rho", "Aref", "Lref", "center")}
     paths = [base.with_name(f"{base.name}.json")]
     paths += [base.with_name(base.name + end) for end in (".vtp", ".png")] if solution.arrays is not None else []
     paths += [volume_path(out, solution.name), base.with_name(f"{base.name}_volume.png")] if air is not None else []
@@ -114,14 +117,13 @@ def write(out, solution, checkpoint):
         if solution.arrays is not None:
             vtp, picture, *rest = rest
             if solution.mesh is None:
-                write_points(vtp, solution.arrays["position"].astype(np.float32), solution.fields())
+                write_points(vtp, solution.arrays["position"].astype(np.float32), solution.fields(), reference)
             else:
-                write_surface(vtp, solution.mesh, solution.fields())
+                write_surface(vtp, solution.mesh, solution.fields(), reference)
             drawn(figures.draw_surface, picture, _drawable(solution), solution.attrs, title)
         if air is not None:
             drawn(figures.draw_volume, rest[1], air.arrays, solution.attrs, title)
         told = {"run": solution.name, "label": solution.label, "checkpoint": checkpoint, "conventions": CONVENTIONS}
-        reference = {name: solution.attrs[name] for name in ("U", "rho", "Aref", "Lref", "center")}
         told |= {"reference": reference, "notes": solution.notes, **solution.facts}
         told |= {"volume": air.scores} if air is not None else {}
         parts = solution.by_part()
