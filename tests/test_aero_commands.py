@@ -202,8 +202,10 @@ def test_inference_and_evaluation_refuse_bad_input(trained, archive, tmp_path, c
         flags = good | {f"--{name}": value for name, value in changes.items()}
         return refused(infer.main, [part for pair in flags.items() for part in pair], capsys)
 
-    assert "no such run; the archive has ahmed25 ahmed00" in infer_with(run="ahmed99")
-    assert "nowhere" in infer_with(checkpoint=tmp_path / "nowhere")
+    assert "no such run; the archive has train: ahmed25; test: ahmed00" in infer_with(run="ahmed99")
+    error = infer_with(checkpoint=tmp_path / "nowhere")
+    assert "nowhere" in error and "Give a run's folder" in error
+    assert "no checkpoint in it" in infer_with(checkpoint=archive)
     assert "another sha256" in infer_with(vtp=AHMED / "ahmed25" / "body.vtp")
     assert "no such file" in infer_with(vtp=tmp_path / "body.vtp")
     other = tmp_path / "step_00000001"

@@ -496,7 +496,8 @@ def test_inference_refuses(folder, single, tmp_path, capsys):
     def with_(flag, value):
         return [*args[: args.index(flag)], flag, value, *args[args.index(flag) + 2 :]]
 
-    _refused(capsys, forecast.main, with_("--checkpoint", tmp_path / "none"), tmp_path / "none", "no checkpoint")
+    none = tmp_path / "none"
+    _refused(capsys, forecast.main, with_("--checkpoint", none), none, "no such folder", "a run's folder")
     _refused(capsys, forecast.main, with_("--init", "noon"), "'noon' is no time")
     _refused(capsys, forecast.main, with_("--init", "2021-06-01T00:00"), "archive.zarr", "time", "2021-05-28T19:10")
     _refused(capsys, forecast.main, with_("--init", "2021-05-28T18:00"), "lacks some of the 2 frames")

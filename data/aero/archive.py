@@ -15,10 +15,10 @@ import os
 from operator import attrgetter
 
 import numpy as np
-import zarr
 from zarr.storage import LocalStore, WrapperStore
 
 from core.errors import InputError
+from data.archives import open_archive, require_archive
 from data.kept import Kept
 
 FORMAT = "shardfield-aero-1"
@@ -34,6 +34,15 @@ def _files(array):
         chunks = -(-min(per_shard, array.shape[0] - start) // rows)
         name = os.path.join("c", str(number), *("0" for _ in array.shape[1:]))
         yield name, chunks * rows * width + per_shard // rows * 16 + 4
+
+
+def _listed(runs, splits, most=12):
+    """Run ids of every split, of many the first and how many more there are."""
+    dealt, texts = {run for ids in splits.values() for run in ids}, []
+    for name, ids in (splits | {"in no split": [run for run in runs if run not in dealt]}).items():
+        more = f" and {len(ids) - most} more" if len(ids) > most else ""
+        texts += [f"{name}: {' '.join(ids[:most])}{more}"] if ids else []
+    return "; ".join(texts)
 
 
 class CountingStore(WrapperStore):
@@ -161,21 +170,9 @@ class AeroReader:
 
     def _open(self):
         if self._root is None:
-            if not os.path.exists(os.path.join(self.path, "zarr.json")):
-                raise InputError("no such archive", file=self.path, remedy="Build one with python -m data.aero.build")
+            require_archive(self.path, FORMAT)
             store = CountingStore(LocalStore(self.path, read_only=True))
-            try:
-                root = zarr.open_group(store, mode="r")
-            except Exception as error:
-                problem = f"cannot be opened as Zarr ({type(error).__name__}: {error})"
-                raise InputError(problem, file=self.path, remedy="Build the archive again") from None
-            if root.attrs.get("format") != FORMAT:
-                raise InputError(
-                    f"not an aero archive (format {root.attrs.get('format')}, expected {FORMAT})",
-                    file=self.path,
-                    remedy="Build one with python -m data.aero.build",
-                )
-            self._store, self._root = store, root
+            self._root, self._store = open_archive(self.path, store, "format", FORMAT), store
         return self._root
 
     def _group(self, sample):
@@ -187,7 +184,7 @@ class AeroReader:
         root, run = self._open(), sample.split("/")[0]
         if run not in root.attrs["runs"]:
             raise InputError(
-                f"no such run; the archive has {' '.join(root.attrs['runs'][:20])}",
+                f"no such run; the archive has {_listed(root.attrs['runs'], root.attrs['splits'])}",
                 file=self.path,
                 variable=sample,
                 remedy="Name one of them",

@@ -54,24 +54,24 @@ def read_stl(path):
     return np.asarray(data.points, dtype=np.float32)[data.regular_faces]
 
 
-def write_surface(path, mesh, fields, facts=()):
+def write_surface(path, mesh, fields, facts=None):
     """Write Polygons and {name: values by cell} as a VTP file, points float32 as given; facts {name: numbers of the
     whole} as its field data."""
     import pyvista
 
     data = pyvista.PolyData(mesh.points, faces=_padded(mesh))
     data.cell_data.update(fields)
-    data.field_data.update(facts)
+    data.field_data.update(facts or {})
     _write(data, path)
 
 
-def write_points(path, points, fields, facts=()):
+def write_points(path, points, fields, facts=None):
     """Write points (n, 3) as vertex cells and {name: values by cell} as a VTP file; facts as of ``write_surface``."""
     import pyvista
 
     data = pyvista.PolyData(points)
     data.cell_data.update(fields)
-    data.field_data.update(facts)
+    data.field_data.update(facts or {})
     _write(data, path)
 
 

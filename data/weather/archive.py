@@ -11,6 +11,7 @@ import numpy as np
 import zarr
 
 from core.errors import InputError
+from data.archives import open_archive, require_archive
 from data.weather.channels import CHANNELS
 from data.weather.grid import Grid
 from data.weather.packing import unpack
@@ -56,9 +57,7 @@ class WeatherReader:
 
     def __init__(self, path):
         self.path = Path(path)
-        if not (self.path / "zarr.json").is_file():
-            raise InputError("is no weather archive", file=path,
-                             remedy="Make one with python -m data.weather.build")  # fmt: skip
+        require_archive(path, SCHEMA)
 
     def __getstate__(self):
         return {"path": self.path}
@@ -69,15 +68,7 @@ class WeatherReader:
 
     @cached_property
     def _group(self):
-        try:
-            group = zarr.open_group(self._store, mode="r")
-        except (ValueError, KeyError) as error:
-            raise InputError(f"has metadata that cannot be read ({error})", file=self.path,
-                             remedy="Build it again") from error  # fmt: skip
-        if group.attrs.get("schema") != SCHEMA:
-            raise InputError(f"has schema {group.attrs.get('schema')}, not {SCHEMA}", file=self.path,
-                             remedy="Build it again")  # fmt: skip
-        return group
+        return open_archive(self.path, self._store, "schema", SCHEMA)
 
     @property
     def bytes_read(self):
