@@ -1,4 +1,4 @@
-"""Which checkpoint a command takes, and whether it is of the right application."""
+"""Which checkpoint a command takes, whether it is of the right application, and where its results go."""
 
 from pathlib import Path
 
@@ -16,6 +16,13 @@ def find(path):
         problem = "no checkpoint in it" if Path(path).exists() else "no checkpoint: there is no such folder"
         raise InputError(problem, file=path, remedy="Give a run's folder, the --out of a training, or a step of it")
     return str(found or path)
+
+
+def beside(path, name):
+    """The folder ``name`` of the run whose checkpoint, of `find`, is at ``path``: where its results go by default. Of a
+    checkpoint that was put elsewhere, and of any other file, the folder in which it lies counts as the run's."""
+    folder = Path(path).parent
+    return str((folder.parent if folder.name in ("checkpoints", "best") else folder) / name)
 
 
 def check_kind(state, kind, path):

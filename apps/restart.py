@@ -5,10 +5,13 @@ import sys
 
 from core import checkpoint
 
+WRITTEN = ("checkpoints", "best", "log.jsonl", "tensorboard", "evaluation", "inference")
+
 
 def put_aside(folder):
-    """Moves what an earlier run left in ``folder`` to ``previous_N``, so that its checkpoints are not taken for new."""
-    old = [folder / name for name in ("checkpoints", "best", "log.jsonl", "tensorboard") if (folder / name).exists()]
+    """Moves what an earlier run left in ``folder`` to ``previous_N``, so that neither its checkpoints nor results of
+    them are taken for new."""
+    old = [folder / name for name in WRITTEN if (folder / name).exists()]
     if old:
         n = 1 + max((int(p.name.split("_")[1]) for p in folder.glob("previous_*")), default=0)
         aside = folder / f"previous_{n}"

@@ -98,10 +98,11 @@ def test_prediction_does_not_see_held_back_values(tmp_path):
     assert (weight == 0).sum() == held.sum() > 0
 
 
-def test_evaluation_reports_a_run_that_was_not_trained_on(trained, tmp_path):
+def test_evaluation_reports_a_run_that_was_not_trained_on(trained):
     path, archive = trained
-    results = evaluate.main(["--checkpoint", path, "--archive", archive, "--split", "test", "--out", str(tmp_path)])
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
+    results = evaluate.main(["--checkpoint", path, "--archive", archive, "--split", "test"])
+    out = Path(path).parents[1] / "evaluation"  # in the folder of the run
+    assert sorted(p.name for p in out.iterdir()) == [
         "ahmed00.png",
         "ahmed00_profiles.png",
         "parity.png",
@@ -109,7 +110,7 @@ def test_evaluation_reports_a_run_that_was_not_trained_on(trained, tmp_path):
         "results.json",
         "trend.png",
     ]
-    assert json.loads((tmp_path / "results.json").read_text()) == results
+    assert json.loads((out / "results.json").read_text()) == results
     assert results["label"] == "test runs, not trained on" and results["runs_that_were_trained_on"] == []
     assert results["summary"]["cases"] == 1 and results["summary"]["Cd_r2"] is None
     assert results["runs"]["ahmed00"]["Cd_true"] == pytest.approx(0.31069, abs=1e-5)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor import Shard
 
 from apps import record
+from apps.checkpoints import beside
 from apps.loop import LoopConfig, fit, schedule, start
 from core import InputError, checkpoint, scatter_tensor
 from data.sampler import DomainSampler
@@ -157,10 +158,12 @@ def _halt_after(config, steps):
 
 def _puts_aside(meshes, folder):
     """A new run in the folder of a longer one does not pick up its checkpoints, and loses nothing."""
-    _run(options(folder))
+    result = _run(options(folder))
+    Path(beside(result.checkpoint, "evaluation")).mkdir(exist_ok=True)  # every rank calls this
     shorter = _run(options(folder, steps=3))
     assert checkpoint.latest(Path(folder) / "checkpoints") == shorter.checkpoint
     assert checkpoint.latest(Path(folder) / "previous_1" / "checkpoints").name == "step_00000006"
+    assert not (Path(folder) / "evaluation").exists() and (Path(folder) / "previous_1" / "evaluation").exists()
 
 
 def _refuses(meshes, folder):

@@ -374,8 +374,8 @@ def test_a_stored_forecast_has_the_scores_of_a_new_one(folder, trained, tmp_path
     new = json.loads((tmp_path / "new/results.json").read_text())
     forecast.main([*models, "--archive", common[1], *size[:4], "--init", new["cases"][0], "--no-products",
                    "--out", str(tmp_path / "one.zarr")])  # fmt: skip
-    evaluate.main(["--forecast", str(tmp_path / "one.zarr"), *common, "--out", str(tmp_path / "old")])
-    old = json.loads((tmp_path / "old/results.json").read_text())
+    evaluate.main(["--forecast", str(tmp_path / "one.zarr"), *common])
+    old = json.loads((tmp_path / "evaluation/results.json").read_text())  # beside the file
     assert old["cases"] == new["cases"] and old["members"] == new["members"]
     for channel in ("c02", "bt13", "refc"):
         for name, want in new["sums"][channel]["model"].items():

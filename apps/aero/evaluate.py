@@ -21,7 +21,7 @@ from apps.aero.report import PARITY, TREND, write_report
 from apps.aero.shown import table
 from apps.aero.statistics import confidence, pair_differences
 from apps.agree import together
-from apps.checkpoints import find
+from apps.checkpoints import beside, find
 from apps.cli import check_counts, option, parse
 from apps.meshes import mesh_of, rounds
 from apps.outputs import drawn, write_json, written
@@ -49,7 +49,7 @@ class EvaluateConfig:
     checkpoint: str = field(metadata={"help": "folder of a training, or a step of it"})
     archive: str = field(metadata={"help": "aero archive"})
     split: str = option("test", "which runs", choices=tuple(LABELS))
-    out: str = option("runs/aero-evaluate", "folder to write to")
+    out: str | None = option(None, "folder to write to; left out: evaluation, in the run's folder")
     domain: int = option(1, "ranks that share one surface; the rest of the world takes other runs")
     pictures: int = option(3, "runs to draw")
     export: str | None = option(None, "folder for all predictions in the layout of AutoCFD5")
@@ -63,6 +63,7 @@ def main(argv=None):
     check_counts(config, "chunk", "domain")
     mesh = mesh_of(config.domain)
     config.checkpoint = find(config.checkpoint)
+    config.out = config.out or beside(config.checkpoint, "evaluation")
     model, scalings, state = load_model(config.checkpoint)
     reader = AeroReader(config.archive)
     runs = runs_of(reader, config.split)

@@ -22,7 +22,7 @@ from apps.aero.predict import cells_of, gathered, load_model, outputs, read_clou
 from apps.aero.solution import Solution, volume_path, write
 from apps.aero.states import States
 from apps.agree import together
-from apps.checkpoints import find
+from apps.checkpoints import beside, find
 from apps.cli import check_counts, option, parse
 from apps.meshes import mesh_of
 from apps.outputs import temporary
@@ -44,7 +44,7 @@ class InferConfig:
     """Options of python -m apps.aero.infer."""
 
     checkpoint: str = field(metadata={"help": "folder of a training, or a step of it"})
-    out: str = option("runs/aero-infer", "folder to write to")
+    out: str | None = option(None, "folder to write to; left out: inference, in the run's folder")
     archive: str | None = option(None, "aero archive that holds the run")
     run: str | None = option(None, "run id")
     vtp: str | None = option(None, "with --run: surface file that the run was built from, for its polygons")
@@ -77,6 +77,7 @@ def main(argv=None):
     _check(config)
     mesh = mesh_of()
     config.checkpoint = find(config.checkpoint)
+    config.out = config.out or beside(config.checkpoint, "inference")
     model, scalings, state = load_model(config.checkpoint)
     solve = _run if config.surface is None else _surface
     found = solve(config, model, scalings, state["task"], mesh["domain"])

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from apps import metrics
 from apps.agree import together
-from apps.checkpoints import find
+from apps.checkpoints import beside, find
 from apps.cli import check_counts, option, parse
 from apps.meshes import domain_of, mesh_of, rounds
 from apps.weather import baselines, figures, maps, results
@@ -49,7 +49,8 @@ class EvaluateConfig(EnsembleConfig):
     )
     forecast: tuple[str, ...] | None = option(None, "files of apps.weather.forecast to score instead of new forecasts")
     archive: str | None = option(None, "archive with the split to score; left out: the one of the training")
-    out: str = option("runs/weather/evaluation", "folder of results.json, report.html and the figures")
+    out: str | None = option(None, "folder of results.json, report.html and the figures; left out: evaluation, in the "
+                             "run's folder or beside the forecasts")  # fmt: skip
     split: str = option("valid", "split of the archive")
     members: int = option(4, "ensemble members, of the model and of STEPS")
     cases: int = option(12, "starting times, evenly spaced over the split")
@@ -89,7 +90,8 @@ def _made(config, mesh):
     """New forecasts of a checkpoint: a function of a case to its ensembles, frames, cases, and where they come from."""
     with together():
         config.checkpoint = config.checkpoint or (RUN,)
-        state = checkpoint.read_state(find(config.checkpoint[0]))
+        path = find(config.checkpoint[0])
+        config.out, state = config.out or beside(path, "evaluation"), checkpoint.read_state(path)
         reader = WeatherReader(config.archive or state["task"]["archive"])
     stages = load_stages(config)
     with together():
@@ -117,7 +119,7 @@ def _stored(config, mesh):
     """As `_made`, for forecasts in files: their own members, leads and starting times count."""
     with together():
         files = [Stored(path) for path in config.forecast]
-        first = files[0]
+        first, config.out = files[0], config.out or beside(config.forecast[0], "evaluation")
         for file in files:
             same = ("channels", "steps", "members", "history", "policy")
             if any(getattr(file, name) != getattr(first, name) for name in same):
