@@ -51,7 +51,6 @@ NOT_HERE = {  # part of a command -> why no test runs it; all are parsed
     "data.aero.fetch": "asks a public store; test_data_aero_fetch.py has a server of its own",
     "--drivaerml DIR --split official": "needs all 484 runs of DrivAerML; docs/data_aero.md has it with --partial",
     "--archive runs/drivaerml.zarr": "needs them too",
-    "--surface car.stl": "needs a car; test_aero_infer.py has bodies",
     "runs/mrms.zarr --preset small": "takes hours",
     "pip install": "changes the environment that the tests run in",
     "--nnodes 8": "needs eight nodes",

@@ -71,8 +71,12 @@ def test_inference_writes_a_surface_whose_forces_are_the_printed_ones(trained, t
         assert force[0] / (0.5 * attrs["U"] ** 2 * attrs["Aref"]) == pytest.approx(scores[name], abs=1e-5)
     assert scores["Cd_true"] == pytest.approx(0.31069, abs=1e-5) and scores["Cd_stated"] == pytest.approx(0.31069)
     assert scores["Cl_true"] == pytest.approx(-0.190738, abs=1e-5)
-    assert f"{scores['Cd']:.5f}" in capsys.readouterr().out
-    assert json.loads((tmp_path / "ahmed00.json").read_text())["scores"] == scores
+    told, lines = json.loads((tmp_path / "ahmed00.json").read_text()), capsys.readouterr().out.splitlines()
+    assert told["scores"] == scores and told["validation"]["runs"] == "training runs"  # there are no others
+    rows = {line[:12].strip(): line[12:].split() for line in lines[1:6]}
+    names, mean = rows[""], [f"{told['validation'][name]:.5f}" for name in ("Cd_mae", "Cl_mae")]
+    assert rows["predicted"][names.index("Cl")] == f"{scores['Cl']:.5f}" and rows["+-"] == mean
+    assert "lift + up" in lines[6] and "on its training runs" in lines[7] and "by the solver" in lines[8]
 
 
 def test_prediction_does_not_see_held_back_values(tmp_path):

@@ -34,7 +34,7 @@ def test_files_run_by_the_commands_in_their_first_line(name, tmp_path):
 
 
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("section, count", [("Weather", 6), ("Aero", 4)])
+@pytest.mark.parametrize("section, count", [("Weather", 6), ("Aero", 5)])
 def test_commands_run_as_they_stand(section, count, full, tmp_path, monkeypatch):
     lines = commands(section)
     assert len(lines) == count, lines

@@ -84,7 +84,7 @@ def main(argv=None):
     scores = None
     with together():
         if dist.get_rank() == 0:
-            scores = write(config.out, found, config.checkpoint)
+            scores = write(config.out, found, config.checkpoint, state)
     return scores
 
 

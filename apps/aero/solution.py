@@ -19,6 +19,9 @@ CONVENTIONS = (
 )
 
 
+SEEN = {"valid": "validation runs", "heldout": "training runs", "train": "training runs"}
+
+
 @dataclass
 class Solution:
     """arrays: of the cells that were predicted, in the order of the file: position, normal, area, cell_id, predicted
@@ -99,8 +102,10 @@ class Solution:
         return out
 
 
-def write(out, solution, checkpoint):
+def write(out, solution, checkpoint, state):
     """Write the files of a Solution to the folder ``out`` and print its table; returns its scores.
+
+    checkpoint: its path; state: the JSON part of it, whose validation tells how far off the model is.
 
     Raises InputError where the folder cannot be written to; no file is then left behind.
     """
@@ -110,6 +115,7 @@ def write(out, solution, checkpoint):
     scores = {name: value for name, value in scores.items() if value is not None}
     base, air = Path(out) / solution.name, solution.air
     reference = {name: solution.attrs[name] for name in ("U", "rho", "Aref", "Lref", "center")}
+    validation = {"runs": SEEN[state["task"]["validated_on"]], **state["scores"]}
     paths = [base.with_name(f"{base.name}.json")]
     paths += [base.with_name(base.name + end) for end in (".vtp", ".png")] if solution.arrays is not None else []
     paths += [volume_path(out, solution.name), base.with_name(f"{base.name}_volume.png")] if air is not None else []
@@ -127,8 +133,9 @@ def write(out, solution, checkpoint):
         told |= {"reference": reference, "notes": solution.notes, **solution.facts}
         told |= {"volume": air.scores} if air is not None else {}
         parts = solution.by_part()
-        write_json(table, told | {"scores": scores, "by_part": parts})
-    lines = [title, *([table_of(scores)] if solution.arrays is not None else []), *(air.lines() if air else [])]
+        write_json(table, told | {"scores": scores, "by_part": parts, "validation": validation})
+    coefficients = [table_of(scores, validation)] if solution.arrays is not None else []
+    lines = [title, *coefficients, *(air.lines() if air else [])]
     lines += [parts_of(parts)] if parts else []
     print(*lines, *(f"note: {note}" for note in solution.notes), *paths, sep="\n", flush=True)
     return scores
@@ -152,15 +159,23 @@ def parts_of(parts):
     return "\n".join(rows)
 
 
-def table_of(scores):
-    """Cd, Cl and their parts, predicted and, where known, true, as lines of text."""
+def table_of(scores, validation):
+    """Cd, Cl and their parts, predicted and, where known, true, as lines of text that say what they are; validation:
+    ``Cd_mae`` and ``Cl_mae`` where known, of which ``runs``."""
     names = [f"{c}{part}" for c in ("Cd", "Cl") for part in ("", "_pressure", "_friction")] + ["Clf", "Clr", "CmPitch"]
     rows = [["", *names], ["predicted", *(f"{scores[name]:.5f}" for name in names)]]
-    lines = []
+    told = "by Aref: drag +, lift + up, Clf and Clr its parts at the front and the rear axle, nose up + pitch"
+    lines, errors = [told], [validation.get(f"{name}_mae") for name in names]
+    if any(error is not None for error in errors):
+        rows.append(["+-", *("" if error is None else f"{error:.5f}" for error in errors)])
+        lines.append(f"+-: the model's mean error on its {validation['runs']}")
     if "Cd_true" in scores:
         rows.append(["true fields", *(f"{scores[f'{name}_true']:.5f}" for name in names)])
         stated = [f"{scores[f'{name}_stated']:.5f}" if f"{name}_stated" in scores else "" for name in names]
-        rows += [["stated", *stated]] if any(stated) else []
-        lines = [f"relative L2: pressure {scores['pressure_l2']:.4f}, shear {scores['shear_l2']:.4f}"]
+        lines.append("true fields: from the true fields on the same cells")
+        if any(stated):
+            rows.append(["stated", *stated])
+            lines[-1] += "; stated: by the solver"
+        lines += [f"relative L2: pressure {scores['pressure_l2']:.4f}, shear {scores['shear_l2']:.4f}"]
     text = ["".join(f"{cell:>{12 if i == 0 else 13}}" for i, cell in enumerate(row)).rstrip() for row in rows]
     return "\n".join([*text, *lines])
