@@ -40,6 +40,32 @@ def plot_losses(ax, steps, checks):
     ax.legend()
 
 
+def name_points(ax, points, names, size=8, dot=4):
+    """Writes names beside some of the ``points`` (n, 2) of a settled figure, where they cover no point, legend or other
+    name and stay within the axes; a name for which there is no such place is left out.
+
+    names: {row of points: (name, (right, up) of the side that it prefers, each 1 or -1)}; size, dot: of letters and of
+    the radius of a point, points of print.
+    """
+    from matplotlib.transforms import Bbox
+
+    legend, scale = ax.get_legend(), ax.figure.dpi / 72
+    at, most = ax.transData.transform(points), dot * scale
+    taken = [Bbox([place - most, place + most]) for place in at]
+    taken += [legend.get_window_extent()] if legend else []
+    for row, (name, (right, up)) in names.items():
+        for x, y in ((right, up), (0, up), (right, 0), (-right, up), (right, -up), (-right, 0), (0, -up)):
+            look = dict(ha=("center", "left", "right")[x], va=("center", "bottom", "top")[y], fontsize=size)
+            shift = 5 * x, (3 if x else 6) * y
+            text = ax.annotate(name, points[row], shift, textcoords="offset points", **look)
+            box = text.get_window_extent()
+            within = ax.bbox.contains(*box.min) and ax.bbox.contains(*box.max)
+            if within and not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            text.remove()
+
+
 def _last_run(rows):
     """A log without what a later start overtook: a run that went on from an earlier step, or began anew."""
     kept = []

@@ -11,7 +11,7 @@ import pytest
 from aero_runs import AHMED, SMALL, python
 from launch import launch
 
-from apps.aero import evaluate, infer, train
+from apps.aero import evaluate, figures, infer, train
 from apps.aero.dataset import Points, Scaling
 from apps.outputs import temporary, written
 from core import InputError, checkpoint
@@ -118,6 +118,29 @@ def test_evaluation_reports_a_run_that_was_not_trained_on(trained):
     assert results["label"] == "test runs, not trained on" and results["runs_that_were_trained_on"] == []
     assert results["summary"]["cases"] == 1 and results["summary"]["Cd_r2"] is None
     assert results["runs"]["ahmed00"]["Cd_true"] == pytest.approx(0.31069, abs=1e-5)
+
+
+def test_names_in_a_figure_stay_inside_and_cover_nothing(tmp_path, monkeypatch):
+    """Runs at the edges, and two beside each other."""
+    kept = []
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path: kept.append(figure))
+    pairs = {
+        "run_21": (0.037, -0.070),
+        "run_22": (-0.037, -0.110),
+        "run_23": (0.092, -0.076),
+        "run_24": (-0.272, -0.193),
+    }
+    cases = {run: {f"{c}{e}": v for c in ("Cd", "Cl", "CmPitch") for e, v in zip(("_true", ""), pair)}
+             for run, pair in pairs.items()}  # fmt: skip
+    figures.draw_parity(tmp_path / "a.png", cases, "runs")
+    kept[0].draw_without_rendering()
+    for ax in kept[0].axes:
+        assert {text.get_text() for text in ax.texts} == {"run_21", "run_23", "run_24"}
+        boxes = [text.get_window_extent() for text in ax.texts]
+        assert all(ax.bbox.contains(*corner) for box in boxes for corner in (box.min, box.max))
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+        dots = ax.transData.transform(list(pairs.values()))
+        assert not any(box.contains(*dot) for box in boxes for dot in dots)
 
 
 def test_outputs_are_whole_or_absent(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from apps.aero.slices import Slice
-from apps.report import BLUE, ORANGE, PINK, RED, new_figure, new_mosaic, plot_losses, save_figure
+from apps.report import BLUE, ORANGE, PINK, RED, name_points, new_figure, new_mosaic, plot_losses, save_figure
 from data.aero.resample import fans
 
 # name: what points right, what points up, what points at the viewer
@@ -152,7 +152,7 @@ def draw_surface(path, arrays, attrs, title):
 
 def draw_parity(path, cases, title):
     """Cd, Cl and pitch of all cases {run: scores}: predicted against true, the line of no error and of Cd 3 counts."""
-    figure, axes = new_figure(1, 3, 13, 4.9)
+    (figure, axes), drawn = new_figure(1, 3, 13, 4.9), []
     for name, ax in zip(("Cd", "Cl", "CmPitch"), axes[0]):
         true, predicted = (np.array([case[key] for case in cases.values()]) for key in (f"{name}_true", name))
         both = np.concatenate([true, predicted])
@@ -163,22 +163,23 @@ def draw_parity(path, cases, title):
             ax.legend(loc="upper left", fontsize=8)
         ax.plot(ends, ends, color="0.6", lw=1, zorder=1)
         ax.scatter(true, predicted, s=28, color=BLUE, zorder=2)
-        _name_worst(ax, list(cases), true, predicted)
+        drawn.append((ax, list(cases), true, predicted))
         ax.locator_params(nbins=5)
         ax.set(xlim=ends, ylim=ends, aspect="equal", xlabel=f"{name}, true fields", ylabel=f"{name}, predicted")
         ax.set_title(f"{name}: mean |error| {np.abs(predicted - true).mean():.4f}")
         ax.grid()
     figure.suptitle(f"{len(cases)} {title}; named: the largest errors")
+    figure.draw_without_rendering()  # settles where the axes lie
+    for panel in drawn:
+        _name_worst(*panel)
     save_figure(figure, path)
 
 
 def _name_worst(ax, runs, true, predicted, most=3):
-    """Names the runs that lie farthest from the diagonal, outward of it, where nothing else lies."""
-    for k in np.argsort(-np.abs(predicted - true))[:most]:
-        above = predicted[k] > true[k]
-        place = dict(ha="right", va="bottom") if above else dict(ha="left", va="top")
-        shift = (-5, 3) if above else (5, -3)
-        ax.annotate(runs[k], (true[k], predicted[k]), shift, textcoords="offset points", fontsize=8, **place)
+    """Names the runs that lie farthest from the diagonal, outward of it where there is room."""
+    worst = np.argsort(-np.abs(predicted - true))[:most]
+    sides = [(-1, 1) if predicted[k] > true[k] else (1, -1) for k in worst]
+    name_points(ax, np.stack([true, predicted], axis=1), {int(k): (runs[k], side) for k, side in zip(worst, sides)})
 
 
 def draw_trend(path, cases, others, title):
