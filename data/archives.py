@@ -14,9 +14,11 @@ def require_archive(path, form):
     """Raises `InputError` where nothing lies at ``path``, or something that is no Zarr folder."""
     kind, build = _told(form)
     if not Path(path).exists():
-        raise InputError(f"there is no such file or folder, so no {kind} archive", file=path, remedy=build)
+        raise InputError(
+            f"there is no such file or folder, so no {kind} archive", file=path, remedy=f"Build one with {build}"
+        )
     if not (Path(path) / "zarr.json").is_file():
-        raise InputError(f"is no {kind} archive: it holds no zarr.json", file=path, remedy=build)
+        raise InputError(f"is no {kind} archive: it holds no zarr.json", file=path, remedy=f"Build one with {build}")
 
 
 def open_archive(path, store, key, form):
@@ -36,12 +38,12 @@ def open_archive(path, store, key, form):
     if found == form:
         return root
     if str(found).startswith(form.rpartition("-")[0]):
-        raise InputError(f"is of the version {found}, not {form}", file=path, remedy=f"Build it again: {build}")
+        raise InputError(f"is of the version {found}, not {form}", file=path, remedy=f"Build it again with {build}")
     other = next((root.attrs[name] for name in ("schema", "format", "title") if root.attrs.get(name)), None)
     is_one = "it names no format" if other is None else f"it is {other!r}"
-    raise InputError(f"is no {kind} archive: {is_one}", file=path, remedy=build)
+    raise InputError(f"is no {kind} archive: {is_one}", file=path, remedy=f"Build one with {build}")
 
 
 def _told(form):
     kind = form.split("-")[1]
-    return kind, f"python -m data.{kind}.build makes one"
+    return kind, f"python -m data.{kind}.build"

@@ -18,7 +18,7 @@ import numpy as np
 from zarr.storage import LocalStore, WrapperStore
 
 from core.errors import InputError
-from data.archives import open_archive, require_archive
+from data.archives import open_archive
 from data.kept import Kept
 
 FORMAT = "shardfield-aero-1"
@@ -170,7 +170,6 @@ class AeroReader:
 
     def _open(self):
         if self._root is None:
-            require_archive(self.path, FORMAT)
             store = CountingStore(LocalStore(self.path, read_only=True))
             self._root, self._store = open_archive(self.path, store, "format", FORMAT), store
         return self._root
