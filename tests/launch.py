@@ -36,7 +36,7 @@ def free_port():
         return str(probe.getsockname()[1])
 
 
-def launch(world, function, *args, timeout=60):
+def launch(world, function, *args, timeout=180):
     """Calls ``function(rank, *args)`` in ``world`` processes; by rank, exit status and standard error."""
     context, port = copies(), free_port()
     with tempfile.TemporaryDirectory() as folder:

@@ -59,10 +59,11 @@ def survey(meshes):
     mesh = meshes["2"]
     if mesh.mesh.flatten()[0] != 0:
         return None
+    rows = load()  # before the rules are copied: files of cases may declare some
     rules, found = Rules(dispatch.RULES), {}
     above.RULES = below.RULES = rules
     try:
-        for name, row in load().items():
+        for name, row in rows.items():
             rules.seen = frozenset()
             dispatch.forget_plans()
             try:

@@ -14,10 +14,12 @@ import tempfile
 import time
 import traceback
 import warnings
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import wait
 
 WORLD = 4
+TIMEOUT = 180  # seconds of a case, which takes one or two where the machine has nothing else to do
 
 
 def copies():
@@ -38,8 +40,7 @@ class WorkerDied(CaseFailed):
 def _serve(rank, world, device, seed, store, pipe):
     import torch
     import torch.distributed as dist
-
-    from core.dispatch import HANDLERS, RULES
+    from cases import load
 
     gc.freeze()  # memory that is shared with the process copied stays so, where no collector marks it
     faulthandler.enable()  # who dies of a signal says where
@@ -51,25 +52,38 @@ def _serve(rank, world, device, seed, store, pipe):
         init_method=f"file://{store}",
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=TIMEOUT / 2),  # the backend names who is missing before the pool gives up
     )
+    load()  # rules that files of cases declare are there for all cases, not for the first one that looks into the table
     meshes = make_meshes() if device == "cpu" else make_gpu_meshes()
     while True:
         task = pipe.recv()
         if task is None:
             break
         function, args = task
-        registered = [(table, dict(table)) for table in (RULES, HANDLERS)]
-        try:
-            torch.manual_seed(seed)
-            pipe.send((True, function(meshes, *args)))
-        except BaseException:
-            pipe.send((False, traceback.format_exc()))
-        for table, kept in registered:  # what a case registers ends with it
-            if table != kept:
-                table.clear()
-                table.update(kept)
+        with _registered_for_a_while():
+            try:
+                torch.manual_seed(seed)
+                pipe.send((True, function(meshes, *args)))
+            except BaseException:
+                pipe.send((False, traceback.format_exc()))
     dist.destroy_process_group()
+
+
+@contextmanager
+def _registered_for_a_while():
+    """What a case registers ends with it, and so do the plans that were made of it."""
+    from core import dispatch
+
+    before = [(table, dict(table)) for table in (dispatch.RULES, dispatch.HANDLERS, dispatch.COMPOSED)]
+    yield
+    changed = [(table, kept) for table, kept in before if table != kept]
+    for table, kept in changed:
+        table.clear()
+        table.update(kept)
+    if changed:
+        dispatch.KINDS.clear()
+        dispatch.forget_plans()
 
 
 def make_meshes():
@@ -116,7 +130,7 @@ class Pool:
             there.close()
             self._workers.append((process, here))
 
-    def run(self, function, *args, timeout=60):
+    def run(self, function, *args, timeout=TIMEOUT):
         """Calls ``function(meshes, *args)`` on every worker; the results by rank.
 
         A case whose worker dies of a signal runs once more, on new workers, with a warning: a heap that an earlier case

@@ -169,7 +169,7 @@ def gpus():
 @pytest.mark.gpu
 @pytest.mark.parametrize("check", (as_eager, between_data_groups, with_other_weights, models, refused))
 def test_on_gpus(gpus, check):
-    gpus.run(check, timeout=120)
+    gpus.run(check)
 
 
 def test_elsewhere_nothing_changes():

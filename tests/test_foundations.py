@@ -239,7 +239,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join([c[0].__name__, *map(str, c[1:])]))
 def test_foundation(pool, case):
-    pool.run(*case, timeout=180)
+    pool.run(*case)
 
 
 def test_domain_groups_are_separate(pool):

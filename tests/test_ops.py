@@ -180,4 +180,4 @@ def compiled(meshes):
 
 @pytest.mark.nightly  # whole compiled models are seen in every run
 def test_compiled_in_one_graph(pool):
-    pool.run(compiled, timeout=180)
+    pool.run(compiled)

@@ -52,4 +52,4 @@ def compare(got, expected):
 
 @pytest.mark.parametrize("kind", ["pending", "cut twice"])
 def test_every_overload(pool, kind):
-    pool.run(every_overload, kind, timeout=120)
+    pool.run(every_overload, kind)

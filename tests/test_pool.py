@@ -6,15 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from cases import load
+from cases import load, run_splits
 from conftest import pytest_runtest_makereport
-from pool import CaseFailed
+from ops_table import survey
+from pool import CaseFailed, Pool
+
+from core import dispatch
 
 
 def dies(meshes, path):
@@ -80,3 +84,49 @@ def test_rows_have_one_place_whatever_was_imported_first(pool):
     done = subprocess.run([sys.executable, "-c", first], cwd=Path(__file__).parent, capture_output=True, text=True)
     assert done.stdout.split() == list(load()), done.stderr
     assert all(places == list(load()) for places in pool.run(_places_of_rows))
+
+
+CASES_OF_A_READER = """
+from torch.overrides import handle_torch_function, has_torch_function_unary
+from cases import case
+from core import Plan, op
+
+def doubled(x):
+    return handle_torch_function(doubled, (x,), x) if has_torch_function_unary(x) else 2 * x
+
+@op(doubled)
+def tripled(func, x):
+    return Plan((x,), x, lambda t: 3 * t)
+
+case("doubled", doubled, ((6, 2),), ((0,),))
+"""
+
+
+def test_a_wrong_rule_that_a_file_of_cases_declares_fails(tmp_path, monkeypatch):
+    """Every time: without its rule the operation would be composed of torch's, and right."""
+    (tmp_path / "cases.py").symlink_to(Path(__file__).with_name("cases.py"))
+    (tmp_path / "cases_reader.py").write_text(CASES_OF_A_READER)
+    monkeypatch.syspath_prepend(tmp_path)  # where workers look for a table, too
+    with closing(Pool()) as pool:
+        for _ in range(2):
+            with pytest.raises(CaseFailed, match="doubled cut .* not close"):
+                pool.run(run_splits, "doubled", "2")
+        assert ("doubled", "tripled") in pool.run(survey)[0][0]["doubled"][2]
+
+
+def _tables():
+    return dispatch.RULES, dispatch.HANDLERS, dispatch.COMPOSED, dispatch._plans, dispatch.KINDS
+
+
+def _registers(meshes):
+    for table in _tables():
+        table["of a case"] = None
+
+
+def _is_registered(meshes):
+    return ["of a case" in table for table in _tables()]
+
+
+def test_what_a_case_registers_ends_with_it(pool):
+    pool.run(_registers)
+    assert pool.run(_is_registered) == [[False] * 5] * 4

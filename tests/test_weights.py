@@ -163,4 +163,4 @@ def unet(meshes):
 
 
 def test_unet_of_odd_sizes(pool):
-    pool.run(unet, timeout=120)
+    pool.run(unet)
