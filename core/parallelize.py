@@ -81,7 +81,7 @@ def sync_module_over_mesh(module, mesh):
         if mesh.size(axis) == 1:
             continue
         src = dist.get_global_rank(group, 0)
-        for tensor in _replicas(module, mesh, axis).values():
+        for tensor in _replicas(tensors_of(module), mesh, axis).values():
             whole = tensor.detach().contiguous()
             dist.broadcast(whole, src=src, group=group)
             tensor.copy_(whole)
@@ -90,20 +90,13 @@ def sync_module_over_mesh(module, mesh):
 
 @torch.no_grad()
 def verify_replicas(module, mesh):
-    """Compares parameters and buffers of all ranks of ``mesh`` bit by bit, by one small message an axis.
+    """Compares parameters and buffers of all ranks of ``mesh`` bit by bit, by small messages.
 
     Raises:
         ShardingError: on every rank alike, naming the first tensor that differs.
     """
     for axis in range(mesh.ndim):
-        replicas, group = _replicas(module, mesh, axis), c.axis_group(mesh, axis)
-        if group.size == 1 or not replicas:
-            continue
-        digests = torch.stack([_digest(t) for t in replicas.values()])
-        all_digests = c.send_gather(digests[None], 0, [1] * group.size, group)
-        differ = (all_digests != all_digests[:1]).any(-1).any(0)
-        if differ.any():
-            name = list(replicas)[int(differ.nonzero()[0])]
+        for name in unequal(tensors_of(module), mesh, axis):
             raise ShardingError(
                 f"{name} differs between ranks of axis {mesh.mesh_dim_names[axis]}",
                 op="verify_replicas",
@@ -111,13 +104,33 @@ def verify_replicas(module, mesh):
             )
 
 
-def _replicas(module, mesh, axis):
+@torch.no_grad()
+def unequal(tensors, mesh, axis):
+    """Names of ``tensors`` (name -> tensor) that should be the same bits on all ranks along an axis and are not; one
+    answer for all ranks of the mesh, by a small message, and one more for every other axis."""
+    replicas, group = _replicas(tensors, mesh, axis), c.axis_group(mesh, axis)
+    if group.size == 1 or not replicas:
+        return []
+    digests = torch.stack([_digest(t).to(mesh.device_type) for t in replicas.values()])
+    all_digests = c.send_gather(digests[None], 0, [1] * group.size, group)
+    differ = (all_digests != all_digests[:1]).any(-1).any(0).long()
+    for other in set(range(mesh.ndim)) - {axis}:  # there may be other ranks along the axis, and they agree
+        differ = c.send_all_reduce(differ, c.axis_group(mesh, other), "max")
+    return [name for name, differs in zip(replicas, differ.tolist()) if differs]
+
+
+def tensors_of(module):
+    """Name -> parameter or buffer."""
+    return dict([*module.named_parameters(), *module.named_buffers()])
+
+
+def _replicas(tensors, mesh, axis):
     """What ranks along an axis hold alike, by name: the plain tensors, and the parts of those cut over other axes."""
     found, ranks = {}, dist.get_process_group_ranks(mesh.get_group(axis))
-    for name, t in [*module.named_parameters(), *module.named_buffers()]:
+    for name, t in tensors.items():
         if isinstance(t, ShardTensor):
             cut = [t._spec.mesh.get_group(a) for a, _ in t._spec.cuts()]
-            if all(dist.get_process_group_ranks(group) != ranks for group in cut):
+            if not t._spec.is_partial() and all(dist.get_process_group_ranks(group) != ranks for group in cut):
                 found[name] = t._local_tensor
         elif not isinstance(t, DTensor):
             found[name] = t
@@ -126,7 +139,7 @@ def _replicas(module, mesh, axis):
 
 def _digest(tensor):
     """Two whole numbers of the bits of a tensor and of where they are."""
-    bits, total = tensor.detach().contiguous().reshape(-1).view(torch.uint8), 0
+    bits, total = tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8), 0
     for i, piece in enumerate(bits.split(2**24)):
         place = torch.arange(len(piece), device=bits.device) % 65521 + 1 + i
         total = total + torch.stack([piece.sum(), (piece * place).sum()])

@@ -6,7 +6,8 @@ launcher has, so that such a check is an ordinary test::
 
     def check():
         mesh = DistributedManager().initialize_mesh((-1,), ("domain",))
-        print(check_sharded(MyModel(), [torch.randn(1, 3, 65, 64)], [[Shard(2)]], mesh))
+        torch.manual_seed(0)  # every rank makes the same model and input
+        check_sharded(MyModel(), [torch.randn(1, 3, 65, 64)], [[Shard(2)]], mesh)
 
     def test_my_model():
         run_on_ranks(2, check)  # under ``torchrun -m pytest`` the ranks that are there
@@ -32,6 +33,7 @@ from core.claims import all_agree
 from core.debug import Trace, trace
 from core.errors import ShardingError
 from core.mesh import DistributedManager
+from core.parallelize import tensors_of, unequal
 from core.scatter import scatter_tensor
 from core.shard_tensor import ShardTensor
 
@@ -72,23 +74,26 @@ def check_sharded(
         :class:`Report`; print it to see differences and messages.
 
     Raises:
-        ShardingError: on every rank alike, with the report.
+        ShardingError: on every rank alike, with the report, or with what is not equal on all ranks to begin with.
     """
-    kwargs = kwargs or {}
+    kwargs, given = kwargs or {}, inputs
     if placements is not None:
         inputs = [
             _scattered(x, mesh, p, s, grads) for x, p, s in zip(inputs, placements, sizes or [None] * len(inputs))
         ]
     mesh = next(x._spec.mesh for x in [*inputs, *kwargs.values()] if isinstance(x, ShardTensor))
-    report = Report()
+    _must_be_equal(module, [*given, *kwargs.values()], mesh)
+    report, state = Report(), _random_state(mesh)
     with _without_tf32():
         args = [_whole(x) for x in inputs], {k: _whole(v) for k, v in kwargs.items()}
         whole = _run(copy.deepcopy(module) if isinstance(module, nn.Module) else module, *args, grads, Report())
+        draws = any(not torch.equal(a, b) for a, b in zip(state, _random_state(mesh)))
         parts = _run(module, [_fresh(x) for x in inputs], {k: _fresh(v) for k, v in kwargs.items()}, grads, report)
     for name, expected in whole.items():
         _compare(report, name, parts.get(name), expected, atol, rtol, mesh)
     if report.wrong:
-        raise ShardingError(f"the sharded module differs from the whole one; {_rounding(whole)}{report}")
+        hint = _RANDOM if draws else _rounding(whole)
+        raise ShardingError(f"the sharded module differs from the whole one; {hint}{report}")
     return report
 
 
@@ -96,6 +101,32 @@ def numerical_shard_tensor_check(mesh, module, input_args, input_kwargs=None, ch
     """:func:`check_sharded` by another name and order of arguments; returns True or raises."""
     check_sharded(module, list(input_args), None, mesh, kwargs=input_kwargs, grads=check_grads, **tolerances)
     return True
+
+
+# -- what both runs begin with ----------------------------------------------------------------------------------------
+_RANDOM = (
+    "it draws random numbers, as Dropout does in training, and on shards they are others than on one process: call "
+    "model.eval(), or give them as an input; "
+)
+
+
+def _must_be_equal(module, inputs, mesh):
+    """Ranks that drew their own weights or inputs would be found out by values alone, which say nothing of it."""
+    tensors = {f"input {i}": x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+    tensors |= tensors_of(module) if isinstance(module, nn.Module) else {}
+    tensors = {name: t for name, t in tensors.items() if t.layout == torch.strided}
+    for axis in range(mesh.ndim):
+        if names := unequal(tensors, mesh, axis):
+            raise ShardingError(
+                f"not equal on all ranks: {', '.join(names[:5])}{f' and {len(names) - 5} more' * (len(names) > 5)}",
+                op="check_sharded",
+                remedy="Every rank makes the same module and whole inputs: torch.manual_seed(0) on each before they "
+                "are drawn, no seed by rank; core.sync_module_over_mesh(module, mesh) for weights.",
+            )
+
+
+def _random_state(mesh):
+    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if mesh.device_type == "cuda" else [])
 
 
 # -- both runs ------------------------------------------------------------------------------------------------------

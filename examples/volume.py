@@ -39,7 +39,7 @@ def main():
     DistributedManager.initialize()
     manager = DistributedManager()
     mesh = manager.initialize_mesh((-1,), ("domain",))
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # every rank draws the same
     model = VolumeNet().double().to(manager.device)
     volume = torch.randn(1, 1, 21, 16, 12, dtype=torch.float64, device=manager.device)
     report = check_sharded(model, [volume], [[Shard(2)]], mesh)  # the same module on the whole and on parts

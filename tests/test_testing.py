@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from core import ShardingError, scatter_tensor
 from core.testing import check_sharded, numerical_shard_tensor_check, run_on_ranks
@@ -92,6 +92,39 @@ def _says_what_tells_rounding_from_wrong(meshes):
         with pytest.raises(ShardingError) as caught:
             check_sharded(PerRank(), [_input(meshes["2"]).detach().to(dtype)], grads=False)
         assert ("in double()" in str(caught.value)) == rounds
+        assert "random" not in str(caught.value)
+
+
+def _says_what_ranks_do_not_share(meshes):
+    """Weights and inputs of ranks that seed by their number, or not at all; on the ranks that agree, too."""
+    whole, cuts = torch.randn(2, 7, 6).double(), {"2": [Shard(1)], "2x2": [Shard(1), Shard(2)]}
+    for name, cut in cuts.items():
+        odd = tuple(meshes[name].get_coordinate()) == (1,) * len(cut)
+        for module, x, said in (
+            (nn.Linear(6, 4).double(), whole + odd, "input 0"),
+            (nn.BatchNorm1d(7).double(), whole, "running_mean"),
+            (
+                nn.Sequential(*[nn.Linear(6, 6) for _ in range(3)]).double(),
+                whole + odd,
+                "input 0, 0.weight, .* and 2 more",
+            ),
+        ):
+            with torch.no_grad():
+                [t.add_(odd) for n, t in module.named_parameters() if "more" in said]
+                [t.add_(odd) for n, t in module.named_buffers() if n == said]
+            with pytest.raises(ShardingError, match=f"not equal on all ranks: {said}\\. .*manual_seed"):
+                check_sharded(module, [x], [cut], meshes[name])
+    with pytest.raises(ShardingError, match="not equal on all ranks: input 0"):
+        check_sharded(torch.sin, [scatter_tensor(whole + odd, None, meshes["2x2"], [Replicate()] * 2)])
+    pending = scatter_tensor(whole, None, meshes["2x2"], [Replicate()] * 2).redistribute(placements=[Partial()] * 2)
+    check_sharded(torch.sin, [pending], grads=False)
+
+
+def _says_that_random_numbers_differ(meshes):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)).double()
+    with pytest.raises(ShardingError, match=r"draws random numbers.*model.eval\(\)"):
+        check_sharded(model, [_input(meshes["2"])])
+    check_sharded(model.eval(), [_input(meshes["2"])])
 
 
 @pytest.mark.parametrize("check", [_passes, _by_placements, _tf32_comes_back], ids=lambda c: c.__name__.strip("_"))
@@ -105,6 +138,14 @@ def test_wrong_values_and_gradients_are_caught(pool):
 
 def test_difference_that_may_be_rounding_says_so(pool):
     pool.run(_says_what_tells_rounding_from_wrong)
+
+
+MISTAKES = [_says_what_ranks_do_not_share, _says_that_random_numbers_differ]
+
+
+@pytest.mark.parametrize("check", MISTAKES, ids=lambda c: c.__name__.strip("_"))
+def test_likely_mistakes_are_told(pool, check):
+    pool.run(check)
 
 
 SUITE = """
