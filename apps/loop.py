@@ -92,7 +92,7 @@ def start(config):
     """Joins the process group and makes the mesh of a run (`apps.meshes.mesh_of`); seeds this process.
 
     Raises:
-        InputError: a count below one, a domain that does not fit the number of processes.
+        InputError: a count below one, a domain that does not divide the number of processes.
     """
     check_counts(config, "steps", "batch", "accumulate", "domain", "log_every", "validate_every", "checkpoint_every")
     mesh = mesh_of(config.domain, getattr(config, "columns", 1))

@@ -11,11 +11,17 @@ def mesh_of(domain=None, columns=1):
     domain: ranks that share a sample, None for all. columns: how many of them stand side by side.
 
     Raises:
-        InputError: columns that do not divide the domain, a domain that does not fit the number of processes.
+        InputError: columns that do not divide the domain, a domain that does not divide the number of processes.
     """
     if not DistributedManager.is_initialized():
         DistributedManager.initialize()
-    shape = domain_shape(domain or dist.get_world_size(), columns)
+    world = dist.get_world_size()
+    if world % (domain or world):
+        raise InputError(
+            f"--domain {domain} does not divide {world} process{'es' * (world > 1)}",
+            remedy=f"Start a multiple of {domain} (torchrun --nproc-per-node), or choose a divisor",
+        )
+    shape = domain_shape(domain or world, columns)
     names = ("domain",) if len(shape) == 1 else ("domain_h", "domain_w")
     return DistributedManager().initialize_mesh((-1, *shape), ("ddp", *names))
 

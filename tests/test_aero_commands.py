@@ -205,7 +205,8 @@ def test_training_refuses_bad_input(archive, tmp_path, capsys):
     missing = tmp_path / "nothing.zarr"
     error = refused(train.main, ["--archive", missing, *common], capsys)
     assert str(missing) in error and "python -m data.aero.build" in error
-    assert "does not fit 1 processes" in refused(train.main, ["--archive", archive, *common, "--domain", "2"], capsys)
+    error = refused(train.main, ["--archive", archive, *common, "--domain", "2"], capsys)
+    assert "--domain 2 does not divide 1 process. Start a multiple of 2" in error
     assert "--heads" in refused(train.main, ["--archive", archive, *common, "--heads", "3"], capsys)
     assert "--points" in refused(train.main, ["--archive", archive, *common, "--points", "0"], capsys)
     assert not out.exists()

@@ -176,7 +176,7 @@ def _refuses(meshes, folder):
         checkpoint.read_state(result.checkpoint / "state.json")  # a file where a folder should be
     with pytest.raises(InputError, match="does not divide"):
         _run(options(Path(folder) / "odd", batch=3, domain=2))
-    with pytest.raises(InputError, match="does not fit"):
+    with pytest.raises(InputError, match="--domain 3 does not divide 4 processes. Start a multiple of 3"):
         _run(options(Path(folder) / "odd", domain=3))
     with pytest.raises(InputError, match="--recompute"):
         _run(options(Path(folder) / "odd", compile="eager", recompute=True))

@@ -471,7 +471,7 @@ def test_training_refuses(folder, tmp_path, capsys):
     _refused(capsys, train.main, [*base, "--kernel", 9], "--kernel is 9", "up to 6")
     _refused(capsys, train.main, [*base, "--width", 30], "--width is 30", "multiple of")
     _refused(capsys, train.main, [*base, "--history", 9], archive, "train split", "--history")
-    _refused(capsys, train.main, [*base, "--domain", 2], "does not fit 1 processes")
+    _refused(capsys, train.main, [*base, "--domain", 2], "--domain 2 does not divide 1 process. Start")
     _refused(capsys, train.main, [*base, "--batch", 0], "--batch")
     assert not out.exists()
 
