@@ -1,5 +1,6 @@
 """What a user adds and what a user meets without adding: the worked example of docs/extending.md, and the fallback."""
 
+import inspect
 import re
 import warnings
 from pathlib import Path
@@ -9,8 +10,9 @@ import torch
 from torch.distributed.tensor import Shard
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from core import MissingShardPatch, Plan, ShardingError, fallback, op, scatter_tensor, set_fallback
+from core import MissingShardPatch, Plan, ShardingError, collectives, fallback, op, scatter_tensor, set_fallback
 from core.dispatch import HANDLERS
+from core.ops.halo import fetch
 from core.testing import check_sharded
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
@@ -24,6 +26,15 @@ def _worked_example(meshes):
         names["check"](meshes[mesh])
         check_sharded(torch.trace, [torch.randn(7, 7).double()], [[Shard(0)]], meshes[mesh])
     assert HANDLERS.keys() - handlers == {torch.trace}
+
+
+def test_collectives_of_the_page_are_those_of_core():
+    """All that a local computation may call, with their arguments."""
+    section = PAGE.read_text().split("may send\n")[1].split("\n## ")[0]
+    told = dict(re.findall(r"^\| `(?:collectives\.)?(\w+)\((.*?)\)`", section, flags=re.M))
+    named = {name: getattr(collectives, name, fetch) for name in told}
+    assert len(told) == 7
+    assert told == {name: ", ".join(inspect.signature(f).parameters) for name, f in named.items()}
 
 
 # -- operators without a rule -----------------------------------------------------------------------------------------
