@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from core import ShardTensor
+
 
 def layer_norm(x, weight=None, bias=None, eps=1e-5):
     """Over the last dim; weight, bias (channels,) of any dtype, or None. The result has the dtype of ``x``."""
@@ -20,7 +22,8 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5):
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x):
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        with _as_given(x):
+            return F.layer_norm(x, self.normalized_shape, _like(x, self.weight), _like(x, self.bias), self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -34,4 +37,5 @@ def _as_given(x):
 
 
 def _like(x, parameter):
-    return None if parameter is None else parameter.to(x.dtype)
+    """Shards cast themselves: the sums of its gradient over ranks are a parameter's, fp32 and sent with the others."""
+    return parameter if parameter is None or isinstance(x, ShardTensor) else parameter.to(x.dtype)

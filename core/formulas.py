@@ -60,16 +60,21 @@ LINEAR = Formula(_linear, _linear_backward, ((1,), (0,), ()), autocast=torch.get
 
 
 def _layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    return aten.native_layer_norm(x, _sizes(shape), weight, bias, eps)
+    return aten.native_layer_norm(x, _sizes(shape), like(x, weight), like(x, bias), eps)
 
 
 def _layer_norm_backward(grad, extra, wanted, x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    mask, sizes = [*wanted, *[False] * (3 - len(wanted))], _sizes(shape)
+    mask, sizes, weight, bias = [*wanted, *[False] * (3 - len(wanted))], _sizes(shape), like(x, weight), like(x, bias)
     if len(sizes) == 1 and has_column_kernel(grad, x):
         found = norm_backward(grad, x, *extra, weight, mask)
     else:
         found = aten.native_layer_norm_backward(grad, x, sizes, *extra, weight, bias, mask)
     return list(found[: len(wanted)])
+
+
+def like(x, weight):
+    """A norm's weight as kernels take it beside ``x``: cast here, it is the model's own outside. All else as it is."""
+    return weight.to(x.dtype) if isinstance(weight, torch.Tensor) else weight
 
 
 def _sizes(shape):

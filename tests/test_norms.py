@@ -2,15 +2,21 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import Shard
 
 from apps.aero.model import ModelConfig as TransolverConfig
 from apps.aero.model import Transolver
 from apps.norms import LayerNorm, RMSNorm
 from apps.weather.model import Denoiser
 from apps.weather.model import ModelConfig as DenoiserConfig
+from core import scatter_tensor
+from core.debug import trace
+from core.gradients import gather_in_buckets
 from core.plan import share
 from core.precision import gpu_autocast
+from core.testing import check_sharded
 
 TOKENS = 64
 
@@ -29,6 +35,46 @@ def test_results_are_those_of_torch(ours, torchs):
     torch.testing.assert_close(half, exact(x.double()).bfloat16(), rtol=2e-2, atol=2e-2)
     half.float().square().sum().backward()
     assert all(p.grad.dtype == torch.float32 and p.grad.abs().min() > 0 for p in norm.parameters())
+
+
+def test_of_several_dims():
+    x = torch.randn(2, 3, 4)
+    for affine in (True, False):
+        for norm, plain in ((LayerNorm, F.layer_norm), (RMSNorm, F.rms_norm)):
+            torch.testing.assert_close(norm((3, 4), elementwise_affine=affine)(x), plain(x, (3, 4)))
+
+
+class HalfNorms(nn.Module):
+    """Norms of half precision whose weights are fp32."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norms = nn.Sequential(norm(8), norm(8), norm(8, elementwise_affine=False), norm(8))
+        for i, p in enumerate(self.parameters()):
+            nn.init.normal_(p, 1, 0.3, generator=torch.Generator().manual_seed(i))
+
+    def forward(self, x):
+        with gpu_autocast(torch.bfloat16):
+            return self.norms(x.bfloat16())
+
+
+def weights_on_ranks(meshes):
+    """Right however rows and channels are cut, and gradients of all weights travel in one message, in fp32."""
+    for norm in (LayerNorm, RMSNorm):
+        model, x = HalfNorms(norm), torch.randn(2, 6, 8)
+        for dim, sizes in ((1, (3, 3)), (1, (0, 6)), (2, (5, 3)), (0, (1, 1))):
+            check_sharded(model, [x], [[Shard(dim)]], meshes["2"], sizes=[{0: sizes}], atol=5e-2, rtol=5e-2)
+        gather_in_buckets(model)
+        loss = model(scatter_tensor(x, None, meshes["2"], [Shard(1)])).float().square().sum()
+        with trace() as sent:
+            loss.backward()
+        assert sent.count() == 1 and sent.bytes() == sum(p.nbytes for p in model.parameters())
+        with torch.no_grad():
+            assert any(not torch.equal(p.grad, p.grad.bfloat16()) for p in model.parameters())
+
+
+def test_weights_on_ranks(pool):
+    pool.run(weights_on_ranks)
 
 
 def denoiser(batch):

@@ -10,7 +10,7 @@ from torch.distributed.tensor.placement_types import Shard
 from core import collectives as c
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.formulas import LAYER_NORM
+from core.formulas import LAYER_NORM, like
 from core.ops.halo import fetch
 from core.ops.normalise import Normalise, Over, OverBlocks
 from core.ops.pointwise import operand
@@ -37,12 +37,23 @@ def _trailing(func, x, normalized_shape):
     return dims, [axis for axis, dim in x.cuts() if dim in dims]
 
 
+def _cast(func):
+    """The norm with weights of any dtype; autocast has its own way with them."""
+
+    def local(t, shape, *args, **kwargs):
+        if not autocasts(t.device.type):
+            args, kwargs = [like(t, a) for a in args], {name: like(t, a) for name, a in kwargs.items()}
+        return func(t, shape, *args, **kwargs)
+
+    return local
+
+
 @op(F.layer_norm, torch.layer_norm, names=("input", "normalized_shape", "weight", "bias", "eps"))
 def layer_norm(func, x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     dims, axes = _trailing(func, x, normalized_shape)
     inputs = (x, *(operand(s, x) for s in (weight, bias) if s is not None))
     if not axes:
-        return Plan(inputs, x, formula=LAYER_NORM if weight is not None or bias is None else None)
+        return Plan(inputs, x, _cast(func), formula=LAYER_NORM if weight is not None or bias is None else None)
     over = Over(dims, count_of(x, dims), [c.axis_group(x.mesh, a) for a in axes])
 
     def local(t, shape, weight=None, bias=None, *args, **kwargs):
@@ -56,7 +67,7 @@ def rms_norm(func, x, normalized_shape, weight=None, eps=None):
     dims, axes = _trailing(func, x, normalized_shape)
     inputs = (x, *((operand(weight, x),) if weight is not None else ()))
     if not axes:
-        return Plan(inputs, x)
+        return Plan(inputs, x, _cast(func))
     over = Over(dims, count_of(x, dims), [c.axis_group(x.mesh, a) for a in axes])
 
     def local(t, shape, weight=None, eps=eps):
