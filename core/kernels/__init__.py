@@ -6,7 +6,7 @@ the process, they run on CPU tensors too.
 """
 
 import os
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 
@@ -59,14 +59,17 @@ def close(t):
 def as_on_a_gpu():
     """Tensors of the CPU take the way of those of a GPU: :mod:`core.plan` asks what it would cost, on fake ones."""
     global _planned
-    before, _planned = _planned, True
+    if _planned:
+        yield
+        return
+    _planned = True
     try:
-        with nullcontext() if before else scoped_library("aten", "IMPL") as library:
-            for kind in () if before else ("CPU", "AutogradCPU"):
+        with scoped_library("aten", "IMPL") as library:
+            for kind in ("CPU", "AutogradCPU"):
                 library.impl("rms_norm", _fused_rms_norm, kind)
             yield
     finally:
-        _planned = before
+        _planned = False
 
 
 def _fused_rms_norm(x, shape, weight=None, eps=None):
