@@ -3,13 +3,14 @@
 import json
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from aero_runs import AHMED, SMALL, python
 from launch import launch
+from torch.distributed.run import get_args_parser
 
 from apps.aero import evaluate, figures, infer, train
 from apps.aero.dataset import Points, Scaling
@@ -141,6 +142,14 @@ def test_names_in_a_figure_stay_inside_and_cover_nothing(tmp_path, monkeypatch):
         assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
         dots = ax.transData.transform(list(pairs.values()))
         assert not any(box.contains(*dot) for box in boxes for dot in dots)
+
+
+@pytest.mark.parametrize("config", [train.TrainConfig, infer.InferConfig, evaluate.EvaluateConfig])
+def test_torchrun_passes_every_option_on(config):
+    """Under Python 3.11 it refuses what may be short for several options of its own, behind the command's name too."""
+    for field in fields(config):
+        flag = "--" + field.name.replace("_", "-")
+        assert get_args_parser().parse_args(["-m", "command", flag, "1"]).training_script_args == [flag, "1"]
 
 
 def test_outputs_are_whole_or_absent(tmp_path):

@@ -1,6 +1,6 @@
 """Pressure, wall shear and forces of a run or of a new body: python -m apps.aero.infer --checkpoint PATH ...
 
---run takes a run of an archive; --surface any surface of a new body: STL, or VTP, VTU, OBJ, PLY. All cells are
+--run-id takes a run of an archive; --surface any surface of a new body: STL, or VTP, VTU, OBJ, PLY. All cells are
 predicted together, cut over all processes that were started (torchrun --nproc-per-node N), so the answer depends
 neither on their number nor on the order of cells. Volumes of any size pass through in chunks. Writes to --out NAME.vtp
 (by cell, in the frame and unit of the file, with the true fields and errors where they are known), NAME.json and
@@ -46,8 +46,8 @@ class InferConfig:
     checkpoint: str = field(metadata={"help": "folder of a training, or a step of it"})
     out: str | None = option(None, "folder to write to; left out: inference, in the run's folder")
     archive: str | None = option(None, "aero archive that holds the run")
-    run: str | None = option(None, "run id")
-    vtp: str | None = option(None, "with --run: surface file that the run was built from, for its polygons")
+    run_id: str | None = option(None, "run of the archive")
+    vtp: str | None = option(None, "with --run-id: surface file that the run was built from, for its polygons")
     surface: str | None = option(None, "surface file of a body: STL, VTP, VTU, OBJ, PLY")
     chunk: int | None = option(None, "cells computed at a time, for less memory and the same answer; left out: all")
     memory: float | None = option(None, "GiB kept between layers when chunked; left out: half of a GPU, 1 on a CPU")
@@ -90,21 +90,20 @@ def main(argv=None):
 
 def _check(config):
     """Refuses options that the chosen source of the body would not listen to."""
-    if (config.run is None) == (config.surface is None):
-        raise InputError("give one of --run and --surface", variable="run", remedy="See --help")
-    meant = RUN_ONLY if config.run is None else SURFACE_ONLY
+    if (config.run_id is None) == (config.surface is None):
+        raise InputError("give one of --run-id and --surface", variable="run-id", remedy="See --help")
+    meant = RUN_ONLY if config.run_id is None else SURFACE_ONLY
     given = [f.name for f in fields(config) if f.default is not MISSING and getattr(config, f.name) != f.default]
+    source = "--surface" if config.run_id is None else "--run-id"
     for name in sorted(set(given) & meant):
-        raise InputError(
-            f"means nothing with {'--surface' if config.run is None else '--run'}", variable=name, remedy="Leave it out"
-        )
+        raise InputError(f"means nothing with {source}", variable=name, remedy="Leave it out")
 
 
 def _run(config, model, scalings, task, domain):
     """Solution of a run of the archive."""
     if config.archive is None:
         raise InputError("no archive given", variable="archive", remedy="Name the archive of the run with --archive")
-    reader, run, like = AeroReader(config.archive), config.run, next(model.parameters())
+    reader, run, like = AeroReader(config.archive), config.run_id, next(model.parameters())
     require_runs(reader, [run], tuple(scalings))
     polygons, attrs, arrays, air, surface = _polygons(config, reader), reader.run_attrs(run), None, None, None
     with together():
@@ -167,7 +166,7 @@ def _polygons(config, reader):
         return None
     from data.aero.vtk_files import read_polygons
 
-    known = reader.run_attrs(config.run).get("sources", {})
+    known = reader.run_attrs(config.run_id).get("sources", {})
     with together():
         if not Path(config.vtp).is_file():
             raise InputError("no such file", file=config.vtp, remedy="Name the VTP file that the run was built from")
@@ -175,16 +174,16 @@ def _polygons(config, reader):
             raise InputError(
                 "is not the file that the run was built from (another sha256)",
                 file=config.vtp,
-                variable=config.run,
+                variable=config.run_id,
                 remedy=f"The run was built from {' '.join(known)}",
             )
         mesh = read_polygons(config.vtp) if dist.get_rank() == 0 else None
-        rows = reader.shape(f"{config.run}/surface", "area")[0]
+        rows = reader.shape(f"{config.run_id}/surface", "area")[0]
         if mesh is not None and len(mesh) != rows:
             raise InputError(
                 f"{len(mesh)} polygons, but the run has {rows} cells",
                 file=config.vtp,
-                variable=config.run,
+                variable=config.run_id,
                 remedy="Name the VTP file that the run was built from",
             )
     return mesh
