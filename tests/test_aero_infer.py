@@ -193,7 +193,8 @@ def test_parts_add_up_and_true_fields_are_judged(made, from_archive, from_stl, t
     true = from_archive[1].cell_data
     names = {"p": true["pressure_true"], "wallShearStress": true["shear_true"]}
     write_surface(tmp_path / "t.vtp", soup(made[2]), names)
-    scores, _, data = inferred(made, tmp_path / "t", surface=tmp_path / "t.vtp")
+    scores, table, data = inferred(made, tmp_path / "t", surface=tmp_path / "t.vtp")
+    assert "true fields are taken to be of 38.889 m/s" in " ".join(table["notes"])
     for name in ("pressure_l2", "shear_l2_area", "Cd_true", "pressure_largest"):
         assert scores[name] == pytest.approx(from_archive[0][name], rel=1e-4), name
     assert np.abs(data.cell_data["pressure_error"]).max() == pytest.approx(scores["pressure_largest"], rel=1e-5)

@@ -71,6 +71,8 @@ def prepare(config, scaling, task):
     notes += _winding_notes(found, len(mesh))
     _check_unit(config, scaling, found, notes)
     attrs = _reference(config, scaling, known, mesh, notes)
+    if body.fields and config.speed is None:
+        notes.append(f"true fields are taken to be of {attrs['U']:g} m/s: give the speed of theirs with --speed")
     fine, owner, sides, centers = _cells(config, mesh, found, known, notes)
     area = np.linalg.norm(sides, axis=1)
     kept = area > 1e-12 * area.mean()
