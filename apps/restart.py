@@ -5,7 +5,7 @@ import sys
 
 from core import checkpoint
 
-WRITTEN = ("checkpoints", "best", "log.jsonl", "tensorboard", "evaluation", "inference")
+WRITTEN = ("checkpoints", "best", "log.jsonl", "tensorboard", "figure.png", "loss.png", "evaluation", "inference")
 
 
 def put_aside(folder):

@@ -160,10 +160,12 @@ def _puts_aside(meshes, folder):
     """A new run in the folder of a longer one does not pick up its checkpoints, and loses nothing."""
     result = _run(options(folder))
     Path(beside(result.checkpoint, "evaluation")).mkdir(exist_ok=True)  # every rank calls this
+    (Path(folder) / "loss.png").touch()
     shorter = _run(options(folder, steps=3))
     assert checkpoint.latest(Path(folder) / "checkpoints") == shorter.checkpoint
     assert checkpoint.latest(Path(folder) / "previous_1" / "checkpoints").name == "step_00000006"
-    assert not (Path(folder) / "evaluation").exists() and (Path(folder) / "previous_1" / "evaluation").exists()
+    for name in ("evaluation", "loss.png"):
+        assert not (Path(folder) / name).exists() and (Path(folder) / "previous_1" / name).exists()
 
 
 def _refuses(meshes, folder):
