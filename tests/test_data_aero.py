@@ -142,6 +142,9 @@ def test_bad_values_and_cells_are_refused():
     mesh, fine = cube(), np.zeros((6, 3))
     with pytest.raises(InputError, match="file cube, variable pressure: 1 cells are not finite, the first is cell 4"):
         surface_arrays(mesh, np.array([0, 0, 0, 0, np.nan, 0]), fine, file="cube")
+    with pytest.raises(InputError, match="variable Points: 3 cells are not finite"):  # of three that meet at a corner
+        points = np.where(np.arange(len(mesh.points))[:, None] == 0, np.nan, mesh.points)
+        surface_arrays(replace(mesh, points=points), np.zeros(6), fine, file="cube")
     flat = replace(mesh, connectivity=np.where(np.arange(len(mesh.connectivity)) < 4, 0, mesh.connectivity))
     with pytest.raises(InputError, match="1 cells have no area, the first is cell 0"):
         surface_arrays(flat, np.zeros(6), fine, file="cube")
@@ -483,10 +486,12 @@ def test_a_build_goes_on_past_broken_runs_and_where_it_stopped(layout, tmp_path,
     assert exit_status(build.main, [*command, "--seed", "5", "--out", str(out / "a.zarr")]) == 2
     assert "holds a build with other options" in capsys.readouterr().err
     shutil.copy(layout / "run_2" / "boundary_2.vtp", source / "run_2")
+    for run in ("run_2", "run_3"):  # as a killed build leaves them
+        (out / ".a.zarr.building" / "runs" / f".{run}" / ".rows.x").mkdir(parents=True)
     more = ["--leave-out-broken", "--workers", "2"]
     build.main([*command, *more, "--out", str(out / "a.zarr")])
     assert "1 runs are complete" in capsys.readouterr().out
-    assert [path.name for path in out.iterdir()] == ["a.zarr"]
+    assert [path.name for path in out.iterdir()] == ["a.zarr"] and not list((out / "a.zarr").rglob(".*"))
     reader, manifest = AeroReader(out / "a.zarr"), json.loads((out / "a.zarr/manifest.json").read_text())
     assert reader.splits["train"] == reader.runs == list(manifest["runs"]) == ["run_1", "run_2"]
     assert list(manifest["left_out"]) == ["run_3"] and manifest["runs"]["run_2"]["split"] == "train"

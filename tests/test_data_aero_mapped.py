@@ -85,6 +85,14 @@ def test_a_wrong_unit_is_seen_by_the_forces(cases, tmp_path, capsys):
     command = ["--mapping", str(cases / "kinematic.json"), "--train", "s25", "--out", str(tmp_path / "a")]
     assert exit_status(build.main, command) == 2
     assert "but 0.30098 is stated" in capsys.readouterr().err
+    columns = {"run": "Case", "Aref": "A", "U": "speed"}  # no drag to compare with, and millimetres taken for metres
+    (cases / "bare.json").write_text(json.dumps(BASE | {"columns": columns}))
+    (cases / "still.json").write_text(json.dumps(BASE | {"columns": columns, "Lref": 0}))
+    command = ["--train", "s25", "--out", str(tmp_path / "a"), "--mapping"]
+    assert exit_status(build.main, [*command, str(cases / "still.json")]) == 2
+    assert "variable Lref: is 0.0. State a number above 0" in capsys.readouterr().err
+    build.main([*command, str(cases / "bare.json")])
+    assert "no body has such a drag: are lengths in metres" in capsys.readouterr().out
     told = mapped.read_mapping(cases / "map.json")
     del told["nu"]
     with pytest.raises(InputError, match="variable nu: no number is given"):

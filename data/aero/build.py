@@ -29,6 +29,7 @@ from data.aero.vtk_files import DRIVAERML, OPENFOAM
 from data.aero.writing import Workplace, refuse_existing
 
 OPEN_TOLD = 1e-3
+DRAG_TOLD = 10  # no body has such a drag coefficient
 
 
 def parser():
@@ -146,6 +147,8 @@ def _doubts(attrs):
         told.append(f"open: area vectors add up to {attrs['open_share']:.2%} of the area")
     if attrs["mixed_edges"]:
         told.append(f"{attrs['mixed_edges']} edges where neighbours wind unlike")
+    if abs(attrs["Cd_cells"]) > DRAG_TOLD:
+        told.append("no body has such a drag: are lengths in metres, pressures in m2/s2, and is Aref of this body?")
     return "".join(f"; {words}" for words in told)
 
 
@@ -236,6 +239,9 @@ def _compare_forces(run, tolerance):
     """
     fields = [run.surface[name] for name in ("position", "normal", "area", "pressure", "shear")]
     a = run.attrs
+    for name in ("U", "rho", "Aref", "Lref"):
+        if not 0 < a[name] < math.inf:
+            raise InputError(f"is {a[name]}", file=run.id, variable=name, remedy="State a number above 0")
     sums = force_sums(*fields, rho=a["rho"], center=a["center"])
     found = load_coefficients(sums, U=a["U"], rho=a["rho"], Aref=a["Aref"], Lref=a["Lref"])
     for name in ("Cd", "Cl"):

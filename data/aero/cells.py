@@ -24,6 +24,7 @@ def surface_arrays(mesh, pressure, shear, *, file):
     check_values(pressure, (len(mesh),), file, "pressure")
     check_values(shear, (len(mesh), 3), file, "wall shear stress")
     vectors, position = area_vectors(mesh)
+    refuse_not_finite(position, file, "Points")
     area = np.linalg.norm(vectors, axis=1)
     empty = np.flatnonzero(~(area > 0))
     if len(empty):

@@ -100,6 +100,8 @@ class Workplace:
 
     def finish(self, path, runs, splits, attrs):
         """Give the archive its root attributes and its manifest, and move it to ``path``."""
+        for left in (self.folder / "runs").glob(".*"):  # by a build that was killed, of a run that is left out since
+            shutil.rmtree(left)
         root = zarr.open_group(str(self.folder), mode="a")
         groups = {run: root.require_group("runs")[run] for run in runs}
         moments = {}
@@ -124,7 +126,7 @@ class Workplace:
         if self.holdout is not None:
             held = self.holdout(run, kind, np.concatenate([block["position"] for block in blocks()]))
         group, first = target.create_group(kind), 0
-        with tempfile.TemporaryDirectory(prefix=".rows.", dir=self.folder) as folder:
+        with tempfile.TemporaryDirectory(prefix=".rows.", dir=self.folder / "runs" / f".{run}") as folder:
             rows = _Dealt(folder)
             for block in blocks():
                 last = first + len(block["position"])
