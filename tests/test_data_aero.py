@@ -245,6 +245,21 @@ def test_ranges_of_rows_are_read_from_every_encoding(mode, compressor, tmp_path)
                 np.testing.assert_array_equal(file.read(*key, first, last), values[first:last], err_msg=str(key))
 
 
+@pytest.mark.parametrize("mode", ["inline", "appended raw", "appended base64"])
+@pytest.mark.parametrize("compressor", ["None", "ZLib", "LZ4"])
+def test_a_volume_damaged_within_is_named(mode, compressor, tmp_path):
+    """Zeros as a broken download leaves them, and a piece that is missing, wherever they begin."""
+    write_vtu(tmp_path / "v.vtu", mode, compressor, 64)
+    whole = (tmp_path / "v.vtu").read_bytes()
+    pieces = [b""] if mode == "appended raw" and compressor == "None" else [b"", bytes(3001)]  # else zeros are values
+    for share in (0.1, 0.3, 0.5, 0.7, 0.9):
+        at = int(share * len(whole))
+        for piece in pieces:
+            (tmp_path / "bad.vtu").write_bytes(whole[:at] + piece + whole[at + 3001 :])
+            with pytest.raises(InputError, match="bad.vtu"):
+                VolumeCells([tmp_path / "bad.vtu"], OPENFOAM, np.eye(3)[None]).arrays()
+
+
 def test_blocks_and_parts_of_a_volume_are_the_whole(tmp_path):
     body = write_vtu(tmp_path / "v.vtu", "inline", "None", 64)
     corners, data = triangles(body.mesh), (tmp_path / "v.vtu").read_bytes()

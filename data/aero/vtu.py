@@ -70,6 +70,8 @@ class VtuFile:
             data = payload.read(first * width, last * width)
         except (ValueError, zlib.error, lzma.LZMAError, RuntimeError) as error:
             raise self._error(f"cannot be decoded ({error})", name) from None
+        if len(data) != (last - first) * width:
+            raise self._error(f"ends within rows {first} to {last}", name)
         values = np.frombuffer(data, array.dtype)
         return values.reshape(-1, array.components) if array.components > 1 else values
 
@@ -102,6 +104,8 @@ class VtuFile:
                 break
         if pieces != 1:
             raise self._error(f"has {pieces} pieces; one is read", remedy="Export the volume as one VTU file")
+        if not self.names("Points"):
+            raise self._error("has no points, or is damaged before them")
 
     def _header(self, attributes):
         if attributes.get("type") != "UnstructuredGrid":
@@ -201,8 +205,10 @@ class _Payload:
 
     def _numbers(self, count):
         size = count * self.file.size_type.itemsize
-        raw = self.file.bytes.read(self.start, _chars(size) if self.text else size)
-        return np.frombuffer(base64.b64decode(raw)[:size] if self.text else raw, self.file.size_type)
+        raw = self._read(self.start, _chars(size) if self.text else size)[:size]
+        if len(raw) < size:
+            raise self.file._error("is damaged: the size of an array cannot be read")
+        return np.frombuffer(raw, self.file.size_type)
 
     def read(self, first, last):
         """Bytes first ... last of the values."""
@@ -221,8 +227,16 @@ class _Payload:
         if not self.text:
             return self.file.bytes.read(self.data + first, last - first)
         one, end = first // 3, -(-last // 3)
-        raw = base64.b64decode(self.file.bytes.read(self.data + 4 * one, 4 * (end - one)))
+        raw = self._read(self.data + 4 * one, 4 * (end - one))
         return raw[first - 3 * one : last - 3 * one]
+
+    def _read(self, at, count):
+        """``count`` bytes of the file, decoded where they are base64."""
+        raw = self.file.bytes.read(at, count)
+        try:
+            return base64.b64decode(raw, validate=True) if self.text else raw
+        except ValueError as error:
+            raise self.file._error(f"is damaged: no base64 where values should be ({error})") from None
 
 
 def _chars(size):
