@@ -30,6 +30,7 @@ import torch
 
 from apps.aero.config import TrainConfig as AeroConfig
 from apps.cli import parse
+from apps.outputs import write_json, written
 from apps.weather.config import TrainConfig as WeatherConfig
 from core import InputError
 from core.command import command
@@ -229,10 +230,8 @@ def main(argv=None):
 
 
 def write(path, told):
-    """Beside it and renamed: a kill leaves a whole file."""
-    part = path.with_name(".ablations.partial.json")
-    part.write_text(json.dumps(told, indent=1) + "\n")
-    os.replace(part, path)
+    with written(path) as (part,):
+        write_json(part, told)
 
 
 if __name__ == "__main__":
