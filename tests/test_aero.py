@@ -147,9 +147,9 @@ def test_r2_of_coefficients():
 
 @pytest.fixture(scope="module")
 def layouts(archive, tmp_path_factory):
-    """{name: (folder, ranks)} of the same training and inference on one process, on a domain of two, and on 2 x 2."""
+    """{name: (folder, ranks)} of the same training and inference on one process, two groups, a domain of two, 2 x 2."""
     found = {}
-    for name, ranks, domain in (("one", 1, 1), ("domain", 2, 2), ("2 x 2", 4, 2)):
+    for name, ranks, domain in (("one", 1, 1), ("2 x 1", 2, 1), ("domain", 2, 2), ("2 x 2", 4, 2)):
         folder = tmp_path_factory.mktemp("layout")
         succeed(ranks, train_and_infer, folder, str(archive), domain, timeout=120)
         found[name] = folder, [json.loads((folder / f"rank_{r}.json").read_text()) for r in range(ranks)]
@@ -161,7 +161,7 @@ def test_one_process_learns(layouts):
     assert len(losses) == 10 and losses[-1] < 0.8 * losses[0]
 
 
-@pytest.mark.parametrize("name", ["domain", "2 x 2"])
+@pytest.mark.parametrize("name", ["2 x 1", "domain", "2 x 2"])
 def test_sharded_equals_single(layouts, name):
     (one, (first,)), (many, ranks) = layouts["one"], layouts[name]
     expected, got = (torch.load(folder / "gradients.pt") for folder in (one, many))
