@@ -117,6 +117,7 @@ def test_evaluation_reports_a_run_that_was_not_trained_on(trained):
     ]
     assert json.loads((out / "results.json").read_text()) == results
     assert results["label"] == "test runs, not trained on" and results["runs_that_were_trained_on"] == []
+    assert evaluate.label_of("test", ["ahmed25"]) == "test runs, 1 of them trained on"  # of an archive dealt anew
     assert results["summary"]["cases"] == 1 and results["summary"]["Cd_r2"] is None
     assert results["runs"]["ahmed00"]["Cd_true"] == pytest.approx(0.31069, abs=1e-5)
 

@@ -31,8 +31,8 @@ from data.aero.archive import AeroReader
 LABELS = {
     "heldout": "interpolation: held-out cells of training runs",
     "train": "training runs: how well the model fits, not how well it predicts",
-    "valid": "validation runs, not trained on",
-    "test": "test runs, not trained on",
+    "valid": "validation runs",
+    "test": "test runs",
 }
 FIGURE_ROWS = 40_000
 UNITS = (
@@ -81,12 +81,19 @@ def main(argv=None):
     return results
 
 
+def label_of(split, trained):
+    """What was judged, in words; trained: the runs of it that the model has seen, of another archive it may be any."""
+    seen = f", {f'{len(trained)} of them' if trained else 'not'} trained on"
+    return LABELS[split] + (seen if split in ("valid", "test") else "")
+
+
 def _results(config, state, reader, cases):
     task = state["task"]
+    trained = sorted(set(cases) & set(task["train"]))
     return {
         "split": config.split,
-        "label": LABELS[config.split],
-        "runs_that_were_trained_on": sorted(set(cases) & set(task["train"])),
+        "label": label_of(config.split, trained),
+        "runs_that_were_trained_on": trained,
         "checkpoint": config.checkpoint,
         "archive": config.archive,
         "same_statistics_as_training": reader.attrs["statistics_hash"] == task["statistics_hash"],
