@@ -7,7 +7,8 @@
 Flags behind ``--`` are those of the training, for all. All take ``--steps``, or as many as the default takes in
 ``--seconds`` by itself, which a short training tells before the others start. ``--at-once`` trainings share each of
 ``--gpus`` GPUs, which changes how long they take and nothing else. The table has the scores of the last validation, of
-the same samples in all (the loss of the weather is no measure where a choice changes the noise; RMSE and CRPS are).
+the same samples in all but those of another history, which start at other times (the loss of the weather is no measure
+where a choice changes the noise; RMSE and CRPS are).
 
 After each training ``ablations.json`` is written, and the same command again does what is missing there. Small
 differences are noise: ``--seeds`` gives the spread.
