@@ -9,7 +9,7 @@ from torch.distributed.tensor import Shard
 from apps.aero.model import ModelConfig as TransolverConfig
 from apps.aero.model import Transolver
 from apps.norms import LayerNorm, RMSNorm
-from apps.weather.model import Denoiser
+from apps.weather.model import Denoiser, modulated
 from apps.weather.model import ModelConfig as DenoiserConfig
 from core import scatter_tensor
 from core.debug import trace
@@ -98,6 +98,19 @@ def test_no_block_keeps_tokens_in_fp32(made, batch):
         model(*inputs)
     tokens = [t for t in kept if t.numel() >= batch * TOKENS * 32 and not isinstance(t, nn.Parameter)]
     assert len(tokens) > 10 and all(t.dtype == torch.bfloat16 for t in tokens)
+
+
+def test_a_sample_alone_is_steered_as_among_others():
+    """One sample takes its shift and scale as a norm's weights, several do not: the same values and gradients."""
+    shapes = (2, 5, 4, 8), (2, 1, 1, 8), (2, 1, 1, 8)
+    together, alone = ([torch.randn(s, dtype=torch.float64, generator=g).requires_grad_() for s in shapes]
+                       for g in (torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)))  # fmt: skip
+    expected = modulated(*together)
+    found = torch.cat([modulated(*(t[i : i + 1] for t in alone)) for i in range(2)])
+    torch.testing.assert_close(found, expected)
+    for out in (expected, found):
+        (out**3).sum().backward()
+    torch.testing.assert_close([t.grad for t in alone], [t.grad for t in together])
 
 
 def test_a_plan_takes_the_rms_norm_of_a_gpu():

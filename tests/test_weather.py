@@ -240,23 +240,23 @@ def _model(seed=0):
     return model
 
 
-def odd_grid(meshes, name, whole_patches):
+def odd_grid(meshes, name, whole_patches, batch):
     """50 x 37 points: 13 x 10 patches with edges to fill, cut in whole patches or wherever torch.chunk cuts."""
     mesh = meshes[name]
     if mesh.get_coordinate() is None:
         return
-    shapes, dims = ((2, 2, 50, 37), (2, 3, 50, 37)), range(2, 2 + mesh.ndim)
+    shapes, dims = ((batch, 2, 50, 37), (batch, 3, 50, 37)), range(2, 2 + mesh.ndim)
     sizes = {i: row_sizes((50, 37)[i], 4, mesh.size(i)) for i in range(mesh.ndim)} if whole_patches else None
     generator = torch.Generator().manual_seed(1)
     fields = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
     cut = [scatter_tensor(x, None, mesh, [Shard(d) for d in dims], sizes=sizes, requires_grad=True) for x in fields]
-    check_sharded(_model(), [*cut, torch.tensor([0.3, -0.2], dtype=torch.float64)])
+    check_sharded(_model(), [*cut, torch.tensor([0.3, -0.2], dtype=torch.float64)[:batch]])
 
 
 @pytest.mark.parametrize("name", ["2", "3", "2x2"])
-@pytest.mark.parametrize("whole_patches", [True, False])
-def test_model_on_an_odd_grid(pool, name, whole_patches):
-    pool.run(odd_grid, name, whole_patches)
+@pytest.mark.parametrize("whole_patches, batch", [(True, 2), (False, 2), (True, 1)])
+def test_model_on_an_odd_grid(pool, name, whole_patches, batch):
+    pool.run(odd_grid, name, whole_patches, batch)
 
 
 def test_rows_are_cut_in_whole_patches():
