@@ -59,12 +59,12 @@ CASES = {
 }
 
 
-def far(got, wanted):
-    """Largest errors, of the largest number and of one at least."""
+def far(got, wanted, least=1.0):
+    """Largest errors, of the largest number and of ``least`` at least."""
     off = []
     for a, b in zip(got, wanted, strict=True):
         assert a.shape == b.shape
-        off.append(((a.double() - b).abs().max() / b.abs().max().clamp_min(1)).item() if a.numel() else 0.0)
+        off.append(((a.double() - b).abs().max() / b.abs().max().clamp_min(least)).item() if a.numel() else 0.0)
     return off
 
 
@@ -77,7 +77,8 @@ def drawn(case, device):
 
 
 def errors_of(case, device):
-    """Of the gradient of x and of those wanted of weight and bias; the truth is what torch differentiates."""
+    """Of the gradient of x and of those wanted of weight and bias; the truth is what torch differentiates. Where the
+    gradient of x is a difference of larger numbers, as of one column, they are what an error is measured by."""
     from core.kernels import columns
 
     grad, x, weight = drawn(case, device)
@@ -90,7 +91,9 @@ def errors_of(case, device):
         call = grad, x, *(t.detach().float() for t in (mean, rstd)), weight, case.wanted
         out, found = torch.ops.core.layer_norm_gradients(*call)
     assert out.dtype == x.dtype and found.dtype == torch.float32
-    return far([out, *found], [truth, *(s for s, w in zip(sums, case.wanted) if w)])
+    terms = (grad * leaves[1] * rstd).abs().max().item() if grad.numel() else 1.0
+    of_weights = far(found, [s for s, w in zip(sums, case.wanted) if w])
+    return [*far([out], [truth], max(terms, 1.0)), *of_weights]
 
 
 def hold(case, errors, rounded=True):

@@ -18,10 +18,10 @@ class Cut(NamedTuple):
     """Of a layer norm's pass: programs in all at most, numbers of a matrix that one takes at a time (a row at least),
     how many of these each thread has, and tiles that are under way at once."""
 
-    programs: int = 528
-    tile: int = 2048
-    each: int = 16
-    stages: int = 1
+    programs: int = 1056
+    tile: int = 1024
+    each: int = 32
+    stages: int = 3
 
 
 NORM = Cut()
