@@ -37,6 +37,8 @@ class DistributedManager:
         if dist.is_initialized():
             return
         backend = backend or ("nccl" if on_gpu else "gloo")
+        # NCCL's kernels start between those of a computation, not after all that were launched before them
+        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
         if "RANK" in os.environ:
             facts = dict(rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), timeout=timeout)
             device = cls._device if on_gpu else None
