@@ -49,7 +49,7 @@ SHOWN = {
 def every_training(base):
     """{name: flags} of choices that both trainings have; base: the configuration without them."""
     found = {"default": [], "no EMA": ["--ema", 0], "lr / 2": ["--lr", base.lr / 2], "lr x 2": ["--lr", base.lr * 2]}
-    return found | ({"Muon": ["--optimizer", "muon"]} if hasattr(torch.optim, "Muon") else {})
+    return found | {"Muon": ["--optimizer", "muon"], "AdamW": ["--optimizer", "adamw"]}
 
 
 def aero(base):

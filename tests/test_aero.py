@@ -190,8 +190,8 @@ def test_resume_equals_uninterrupted(layouts, archive, tmp_path):
     """From the checkpoint after five steps of two ranks, on one process."""
     shutil.copytree(layouts["domain"][0] / "checkpoints" / "step_00000005", tmp_path / "checkpoints" / "step_00000005")
     config = replace(settings(tmp_path, archive), resume=True)
-    flags = [part for key in ("steps", "lr", "warmup", "points", "width", "layers", "heads", "slices", "out", "archive")
-             for part in (f"--{key}", str(getattr(config, key)))]  # fmt: skip
+    same = "steps", "lr", "optimizer", "warmup", "points", "width", "layers", "heads", "slices", "out", "archive"
+    flags = [part for key in same for part in (f"--{key}", str(getattr(config, key)))]
     result = train.main([*flags, "--resume", "--checkpoint-every", "5", "--validate-every", "10"])
     expected = layouts["one"][1][0]
     np.testing.assert_allclose(result.losses, expected["losses"], rtol=1e-5)

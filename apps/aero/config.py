@@ -7,6 +7,7 @@ from apps.aero.losses import LOSSES
 from apps.aero.model import ModelConfig
 from apps.cli import option
 from apps.loop import LoopConfig
+from apps.training import OPTIMIZERS
 from core import InputError
 
 PRESETS = {
@@ -28,6 +29,7 @@ class TrainConfig(LoopConfig):
     out: str = option("runs/aero", "folder of this run: log, checkpoints, figure")
     steps: int = option(600, "optimizer steps in all")
     lr: float = option(5e-3, "peak learning rate")
+    optimizer: str = option("muon", "muon: for matrices in the blocks, AdamW for the rest; adamw", choices=OPTIMIZERS)
     archive: str | None = option(None, f"aero archive; left out: synthetic bodies, built once as {EMBEDDED}")
     preset: str = option("tiny", "size of the model and of a sample", choices=tuple(PRESETS))
     points: int | None = option(None, "points of a training sample, drawn anew each time; of the preset where left out")
