@@ -55,7 +55,7 @@ def every_training(base):
 def aero(base):
     points = base.sample_points()
     return (
-        {f"temperature {t}": ["--temperature", t] for t in (0.25, 0.5, 1.0)}
+        {f"temperature {t}": ["--temperature", t] for t in (0.125, 0.25, 0.5, 1.0)}
         | {"temperature from 0.5 on": ["--temperature-low", 0.5, "--temperature", 0.5]}
         | {f"{n} slices": ["--slices", n] for n in (32, 64, 128) if n != base.model().slices}
         | {"normal slice init": ["--slice-init", "normal"], "tied": ["--tied"], "weighed by area": ["--weighed"]}

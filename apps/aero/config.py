@@ -40,7 +40,7 @@ class TrainConfig(LoopConfig):
     fields: str = option("surface", "what is learned; joint: both, by shared slices", choices=tuple(FIELDS))
     loss: str = option("mse", "of standardised fields; relative: L2 error over L2 of the fields", choices=LOSSES)
     force_weight: float = option(0.0, "weight of the squared error of the sample's force coefficients; 0: no such term")
-    temperature: float = option(0.5, "of slices, at the start; lower is sharper")
+    temperature: float = option(0.25, "of slices, at the start; lower is sharper")
     temperature_low: float = option(0.01, "lower bound of the temperature")
     temperature_high: float = option(5.0, "upper bound of the temperature")
     slice_init: str = option("orthogonal", "start of the slice projection", choices=("orthogonal", "normal"))

@@ -48,7 +48,7 @@ class ModelConfig:
     slices: int = 32
     mlp: int = 2
     volume: tuple | None = None
-    temperature: float = 0.5
+    temperature: float = 0.25
     low: float = 0.01
     high: float = 5.0
     slice_init: str = "orthogonal"
