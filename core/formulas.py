@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from core.kernels.column_operators import has_column_kernel, norm_backward, sum_of_rows
+from core.kernels.column_operators import has_column_kernel, norm_backward, norm_forward, sum_of_rows
 from core.precision import widens
 
 aten = torch.ops.aten
@@ -60,7 +60,10 @@ LINEAR = Formula(_linear, _linear_backward, ((1,), (0,), ()), autocast=torch.get
 
 
 def _layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    return aten.native_layer_norm(x, _sizes(shape), like(x, weight), like(x, bias), eps)
+    sizes, weight, bias = _sizes(shape), like(x, weight), like(x, bias)
+    if len(sizes) == 1:
+        return norm_forward(x, weight, bias, eps)
+    return aten.native_layer_norm(x, sizes, weight, bias, eps)
 
 
 def _layer_norm_backward(grad, extra, wanted, x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):

@@ -1,4 +1,4 @@
-"""Kernels over columns against torch in fp64: sums over rows, and the gradients of a layer norm in one pass.
+"""Kernels over columns against torch in fp64: sums over rows, a layer norm and its gradients in one pass each.
 
 Two processes interpret them on a CPU, each a share of the cases; together they hold a model on shards against the whole
 one. On a GPU (``pytest -m gpu``) the same cases are compiled, and beside them stand sums by a product, and more numbers
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import Shard
 
-from core import DistributedManager, formulas, kernels
+from core import DistributedManager, formulas, kernels, scatter_tensor
 from core.kernels import column_operators as operators
 from core.meter import Meter
 from core.testing import check_sharded, run_on_ranks
@@ -27,6 +27,7 @@ DTYPES = "float32", "bfloat16", "float16"
 SUMS = 2e-6  # of the largest number; and half a last place more where that is stored in half precision
 STORED = {"float32": SUMS, "bfloat16": SUMS + 2**-8, "float16": SUMS + 2**-11}
 OURS_OR_TORCHS = {"layer_norm_gradients", "column_sums", "native_layer_norm_backward", "sum"}
+FORWARD = {"layer_norm", "native_layer_norm"}
 SUBSETS = list(product((False, True), repeat=2))
 
 
@@ -74,6 +75,28 @@ def drawn(case, device):
     grad, x = torch.randn(2, case.rows, case.columns, dtype=torch.float64).add_(0.3).to(getattr(torch, case.dtype))
     weight = case.weight and torch.randn(case.columns).to(device, getattr(torch, case.weight))
     return grad.to(device), x.to(device), weight
+
+
+def forward_errors_of(case, device):
+    """Of the norm, with a bias where there is a weight and one is wanted, and of its mean and inverse deviation."""
+    from core.kernels import columns
+
+    _, x, weight = drawn(case, device)
+    affine = [None if weight is None else weight.to(x.dtype), None]
+    if weight is not None and case.wanted[1]:
+        affine[1] = torch.randn_like(affine[0])
+    truth = torch.native_layer_norm(x.double(), [case.columns], *(t if t is None else t.double() for t in affine), 1e-5)
+    cut = columns.Cut(programs=3, tile=4 << (case.columns - 1).bit_length()) if case.cut else columns.FORWARD
+    with patch.object(columns, "FORWARD", cut):
+        found = torch.ops.core.layer_norm(x, *affine, 1e-5)
+    assert [t.dtype for t in found] == [x.dtype, torch.float32, torch.float32]
+    return far(found, truth)
+
+
+def hold_forward(case, errors, rounded=True):
+    """As :func:`hold`."""
+    most = STORED[case.dtype] * (1 if rounded or case.dtype != "bfloat16" else 2)
+    assert len(errors) == 3 and errors[0] < most and max(errors[1:]) < SUMS, errors
 
 
 def errors_of(case, device):
@@ -126,12 +149,14 @@ def written(formula, shape, wanted, x, *rest):
     cotangent = torch.randn_like(out)
     truth = out.detach(), *torch.autograd.grad(out, [t for t in leaves if t.requires_grad], cotangent)
     single = [t.detach().float() for t in operands]
-    result, *extra = formula.forward(single[0], *shape, *single[1:])
+    with patch.object(operators, "LEAST_ROWS", 16), Meter() as meter:
+        result, *extra = formula.forward(single[0], *shape, *single[1:])
+    forward = {w.name for w in meter.work} & FORWARD
     kept = [t if any(wanted[j] for j in needs if j < len(wanted)) else None for t, needs in zip(single, formula.needs)]
     with patch.object(operators, "LEAST_ROWS", 16), Meter() as meter:
         grads = formula.backward(cotangent.float(), extra, wanted, kept[0], *shape, *kept[1:])
     assert [g is not None for g in grads] == list(wanted)
-    return far([result, *(g for g in grads if g is not None)], truth), [w.name for w in meter.work]
+    return far([result, *(g for g in grads if g is not None)], truth), [*forward, *(w.name for w in meter.work)]
 
 
 def hold_formulas(found):
@@ -140,9 +165,11 @@ def hold_formulas(found):
         assert max(errors) < SUMS, (kind, wanted, errors)
         one = fits and wanted[0]
         expected = {"layer_norm_gradients"} if one else {"column_sums"} if any(wanted[1:]) else set()
+        if kind == "norm":
+            expected.add("layer_norm" if fits else "native_layer_norm")
         if kind == "norm" and wanted[0] and not fits:
             expected.add("native_layer_norm_backward")
-        assert expected == OURS_OR_TORCHS & {*names}, (kind, fits, wanted, names)
+        assert expected == (OURS_OR_TORCHS | FORWARD) & {*names}, (kind, fits, wanted, names)
 
 
 # -- interpreted ------------------------------------------------------------------------------------------------------
@@ -159,7 +186,7 @@ def interpreted(folder):
     """A share of the cases on each of two ranks, and on both a model whose rows are cut, one part less than many."""
     rank, found = dist.get_rank(), {}
     for name in list(CASES)[rank::2]:
-        found[name] = errors_of(CASES[name], "cpu")
+        found[name] = errors_of(CASES[name], "cpu"), forward_errors_of(CASES[name], "cpu")
     if rank == 0:
         found["formulas"] = through_formulas("cpu")
         grad, x = torch.randn(2, 301, 200, dtype=torch.float64)
@@ -172,7 +199,11 @@ def interpreted(folder):
     with patch.object(operators, "LEAST_ROWS", 16), Meter() as meter:
         for sizes in ((37, 23), (53, 7), (0, 60)):
             check_sharded(model, [x], [[Shard(1)]], mesh, sizes=[{0: sizes}])
-    assert {"column_sums", "layer_norm_gradients"} <= {w.name for w in meter.work}
+        cut = scatter_tensor(x, None, mesh, [Shard(1)])
+        with torch.no_grad(), Meter() as alone:
+            model(cut)
+    assert {"layer_norm", "column_sums", "layer_norm_gradients"} <= {w.name for w in meter.work}
+    assert [w.name for w in alone.work if "norm" in w.name] == ["layer_norm"] * 2
     with open(f"{folder}/{rank}", "w") as file:
         json.dump(found, file)
 
@@ -186,8 +217,10 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_of_a_norm(found, name):
-    hold(CASES[name], found[name], rounded=False)
+def test_norm(found, name):
+    gradients, forward = found[name]
+    hold(CASES[name], gradients, rounded=False)
+    hold_forward(CASES[name], forward, rounded=False)
 
 
 def test_sums(found):
@@ -232,6 +265,7 @@ def test_which_sums_are_products():
 @pytest.mark.parametrize("name", CASES)
 def test_compiled(name):
     hold(CASES[name], errors_of(CASES[name], "cuda"))
+    hold_forward(CASES[name], forward_errors_of(CASES[name], "cuda"))
 
 
 @pytest.mark.gpu

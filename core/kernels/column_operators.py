@@ -11,6 +11,7 @@ LEAST_ROWS, WIDEST_NORM, WIDEST_PRODUCT = 2**12, 2**12, 768  # columns of a norm
 
 _library = torch.library.Library("core", "FRAGMENT")
 _library.define("column_sums(Tensor grad, Tensor? x, Tensor? mean, Tensor? rstd) -> Tensor")
+_library.define("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
 _library.define(
     "layer_norm_gradients(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, bool[2] wanted)"
     " -> (Tensor, Tensor)"
@@ -42,6 +43,15 @@ def sum_of_rows(grad):
     return _ops.column_sums(grad, None, None, None)[0] if has_column_kernel(grad) else grad.sum(0)
 
 
+def norm_forward(x, weight, bias, eps):
+    """Layer norm over the last dim, and the mean and the inverse deviation of each row (..., 1). weight, bias:
+    (columns,) of the dtype of x, or None."""
+    columns = x.shape[-1]
+    if not has_column_kernel(x) or columns > WIDEST_NORM:
+        return _aten.native_layer_norm(x, [columns], weight, bias, eps)
+    return _ops.layer_norm(x, *(t if t is None else t.contiguous() for t in (weight, bias)), eps)
+
+
 def norm_backward(grad, x, mean, rstd, weight, wanted):
     """Gradients of x, weight and bias of a layer norm over the last dim, None for those not ``wanted``; of weight and
     bias in fp32. For operands that have a column kernel; rows too wide for one pass take torch's for x."""
@@ -71,6 +81,12 @@ def _sums(grad, x, mean, rstd):
     return columns.sums(grad, x, mean, rstd)
 
 
+def _normed(x, weight, bias, eps):
+    from core.kernels import columns
+
+    return columns.normed(x, weight, bias, eps)
+
+
 def _norm(grad, x, mean, rstd, weight, wanted):
     from core.kernels import columns
 
@@ -79,12 +95,18 @@ def _norm(grad, x, mean, rstd, weight, wanted):
 
 for _kind in ("CUDA", "CPU"):
     _library.impl("column_sums", _sums, _kind)
+    _library.impl("layer_norm", _normed, _kind)
     _library.impl("layer_norm_gradients", _norm, _kind)
 
 
 @torch.library.register_fake("core::column_sums", lib=_library)
 def _(grad, x, mean, rstd):
     return grad.new_empty(1 + (x is not None), grad.shape[1], dtype=torch.float32)
+
+
+@torch.library.register_fake("core::layer_norm", lib=_library)
+def _(x, weight, bias, eps):
+    return torch.empty_like(x), *(x.new_empty(*x.shape[:-1], 1, dtype=torch.float32) for _ in range(2))
 
 
 @torch.library.register_fake("core::layer_norm_gradients", lib=_library)

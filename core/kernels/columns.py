@@ -1,8 +1,9 @@
-"""Sums over all rows of a matrix, and what a layer norm's backward pass needs of them.
+"""Sums over all rows of a matrix, and layer norms of its rows, forward and backward.
 
-torch gives few programs to a matrix of many rows and some hundred columns, and reads it once for each gradient. Here as
-many programs as fill a GPU share the rows, keep their sums in fp32, and a second sum goes over the programs: the same
-call gives the same bits. The gradients of a layer norm take one pass, because a program has whole rows.
+torch gives few programs to a matrix of many rows and some hundred columns, and reads it once for each gradient; forward
+it gives a block of threads to every row, most of which wait. Here as many programs as fill a GPU share the rows, keep
+their sums in fp32, and a second sum goes over the programs: the same call gives the same bits. A layer norm and all its
+gradients take one pass each, because a program has whole rows.
 """
 
 from typing import NamedTuple
@@ -15,16 +16,72 @@ PROGRAMS, ROWS, WIDEST = 512, 32, 128  # programs in all at most, rows that one 
 
 
 class Cut(NamedTuple):
-    """Of a layer norm's pass: programs in all at most, numbers of a matrix that one takes at a time (a row at least),
-    how many of these each thread has, and tiles that are under way at once."""
+    """Of either pass of a layer norm: programs in all at most, numbers of a matrix that one takes at a time (a row at
+    least), how many of these each thread has, and tiles that are under way at once."""
 
     programs: int = 1056
     tile: int = 1024
     each: int = 32
     stages: int = 3
 
+    def of(self, rows, columns):
+        """(programs, arguments of their kernel) for a matrix."""
+        width = triton.next_power_of_2(columns)
+        tall = max(1, self.tile // width)
+        warps = min(16, max(1, tall * width // (32 * self.each)))
+        programs = min(self.programs, triton.cdiv(rows, tall))
+        return programs, dict(ROWS=tall, WIDTH=width, STAGES=self.stages, num_warps=warps)
 
-NORM = Cut()
+
+FORWARD = NORM = Cut()
+
+
+@triton.jit(do_not_specialize=["rows"])  # parts of other numbers of rows take the same program
+def _normed(
+    X, SCALE, SHIFT, Y, MEAN, RSTD, rows, columns, eps,
+    SCALED: tl.constexpr, SHIFTED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    part, down, column = tl.program_id(0), tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
+    at, there = down * columns + column, column < columns
+    if SCALED:
+        scale = tl.load(SCALE + column, mask=there, other=0.0).to(tl.float32)
+    if SHIFTED:
+        shift = tl.load(SHIFT + column, mask=there, other=0.0).to(tl.float32)
+    for first in tl.range(part.to(tl.int64) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row, start = first + down, first * columns
+        mask = (row < rows) & there
+        x = tl.load(X + start + at, mask=mask, other=0.0).to(tl.float32)
+        mean = tl.sum(x, 1, keep_dims=True) / columns
+        off = tl.where(there, x - mean, 0.0)
+        rstd = 1 / tl.sqrt(tl.sum(off * off, 1, keep_dims=True) / columns + eps)
+        y = off * rstd
+        if SCALED:
+            y *= scale
+        if SHIFTED:
+            y += shift
+        tl.store(Y + start + at, y.to(Y.dtype.element_ty), mask=mask)
+        tl.store(MEAN + row, mean, mask=row < rows)
+        tl.store(RSTD + row, rstd, mask=row < rows)
+
+
+def normed(x, weight, bias, eps):
+    """Layer norm over the last dim, as x, and the mean and the inverse deviation of each row, fp32 (..., 1).
+
+    Args:
+        x: (..., columns), contiguous; fp16, bf16 or fp32.
+        weight, bias: (columns,), contiguous, or None.
+    """
+    columns = x.shape[-1]
+    rows = x.numel() // columns
+    y, (mean, rstd) = torch.empty_like(x), (x.new_empty(*x.shape[:-1], 1, dtype=torch.float32) for _ in range(2))
+    programs, how = FORWARD.of(rows, columns)
+    given = [x if t is None else t for t in (weight, bias)]
+    with torch.accelerator.device_index(x.device.index):
+        _normed[programs,](
+            x, *given, y, mean, rstd, rows, columns, eps,
+            SCALED=weight is not None, SHIFTED=bias is not None, **how,
+        )  # fmt: skip
+    return y, mean, rstd
 
 
 @triton.jit
@@ -120,15 +177,13 @@ def norm(grad, x, mean, rstd, weight, wanted):
         weight: (columns,), contiguous, or None for ones.
         wanted: two bools.
     """
-    columns, cut = x.shape[-1], NORM
-    rows, width = x.numel() // columns, triton.next_power_of_2(columns)
-    tall = max(1, cut.tile // width)
-    programs = min(cut.programs, triton.cdiv(rows, tall))
+    columns = x.shape[-1]
+    rows = x.numel() // columns
+    programs, how = NORM.of(rows, columns)
     out, parts = torch.empty_like(x), x.new_empty(sum(wanted), programs, columns, dtype=torch.float32)
     with torch.accelerator.device_index(x.device.index):
         _norm[programs,](
             grad, x, mean, rstd, x if weight is None else weight, out, parts[:1], parts[-1:], rows, columns,
-            SCALED=weight is not None, WEIGHT=wanted[0], BIAS=wanted[1], ROWS=tall, WIDTH=width, STAGES=cut.stages,
-            num_warps=min(16, max(1, tall * width // (32 * cut.each))),
+            SCALED=weight is not None, WEIGHT=wanted[0], BIAS=wanted[1], **how,
         )  # fmt: skip
     return out, parts.sum(1)

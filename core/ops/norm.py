@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor.placement_types import Shard
 
 from core import collectives as c
+from core._torch import compiling, transforming
 from core.dispatch import Plan, op
 from core.errors import ShardingError
 from core.formulas import LAYER_NORM, like
@@ -48,12 +49,25 @@ def _cast(func):
     return local
 
 
+def _layer_norm_of_rows(func):
+    """As :func:`_cast`; where nothing is differentiated or traced, by the kernel that the formula takes."""
+    plain = _cast(func)
+
+    def local(t, shape, *args, **kwargs):
+        if torch.is_grad_enabled() or autocasts(t.device.type) or transforming() or compiling():
+            return plain(t, shape, *args, **kwargs)
+        return LAYER_NORM.forward(t, shape, *args, **kwargs)[0]
+
+    return local
+
+
 @op(F.layer_norm, torch.layer_norm, names=("input", "normalized_shape", "weight", "bias", "eps"))
 def layer_norm(func, x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     dims, axes = _trailing(func, x, normalized_shape)
     inputs = (x, *(operand(s, x) for s in (weight, bias) if s is not None))
     if not axes:
-        return Plan(inputs, x, _cast(func), formula=LAYER_NORM if weight is not None or bias is None else None)
+        formula = LAYER_NORM if weight is not None or bias is None else None
+        return Plan(inputs, x, _layer_norm_of_rows(func), formula=formula)
     over = Over(dims, count_of(x, dims), [c.axis_group(x.mesh, a) for a in axes])
 
     def local(t, shape, weight=None, bias=None, *args, **kwargs):
