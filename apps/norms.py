@@ -12,24 +12,29 @@ import torch.nn.functional as F
 from torch import nn
 
 from core import ShardTensor
+from core.ops.norm import layer_norm_of_parts
 
 
 def layer_norm(x, weight=None, bias=None, eps=1e-5):
     """Over the last dim; weight, bias (channels,) of any dtype, or None. The result has the dtype of ``x``."""
-    with _as_given(x):
-        return F.layer_norm(x, x.shape[-1:], _like(x, weight), _like(x, bias), eps)
+    return _layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x):
-        with _as_given(x):
-            return F.layer_norm(x, self.normalized_shape, _like(x, self.weight), _like(x, self.bias), self.eps)
+        return _layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
     def forward(self, x):
         with _as_given(x):
             return F.rms_norm(x, self.normalized_shape, _like(x, self.weight), self.eps)
+
+
+def _layer_norm(x, shape, weight, bias, eps):
+    with _as_given(x):
+        norm = F.layer_norm if isinstance(x, ShardTensor) else layer_norm_of_parts
+        return norm(x, shape, _like(x, weight), _like(x, bias), eps)
 
 
 def _as_given(x):

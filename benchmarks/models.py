@@ -72,7 +72,7 @@ class SliceBlock(nn.Module):
         self.heads, d = heads, width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.place, self.value, self.out = (nn.Linear(width, width) for _ in range(3))
-        self.slice, self.log_temperature = nn.Linear(d, slices), nn.Parameter(torch.full((heads, 1, 1), log(0.5)))
+        self.slice, self.log_temperature = nn.Linear(d, slices), nn.Parameter(torch.full((heads, 1, 1), log(0.25)))
         self.query, self.key, self.token = (nn.Linear(d, d, bias=False) for _ in range(3))
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 

@@ -35,7 +35,7 @@ def test_attention_is_what_the_equations_say():
     for b in range(2):
         for h in range(3):
             part = slice(4 * h, 4 * h + 4)
-            w = torch.softmax(layer.slice(layer.place(x[b])[:, part]) / 0.5, dim=-1)
+            w = torch.softmax(layer.slice(layer.place(x[b])[:, part]) / 0.25, dim=-1)
             s = (w.T @ layer.value(x[b])[:, part]) / (w.sum(0)[:, None] + 1e-5)
             scores = layer.query(s) @ layer.key(s).T / math.sqrt(4)
             expected[b, :, part] = w @ torch.softmax(scores, dim=-1) @ layer.token(s)

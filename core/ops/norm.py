@@ -49,16 +49,14 @@ def _cast(func):
     return local
 
 
-def _layer_norm_of_rows(func):
-    """As :func:`_cast`; where nothing is differentiated or traced, by the kernel that the formula takes."""
-    plain = _cast(func)
-
-    def local(t, shape, *args, **kwargs):
-        if torch.is_grad_enabled() or autocasts(t.device.type) or transforming() or compiling():
-            return plain(t, shape, *args, **kwargs)
-        return LAYER_NORM.forward(t, shape, *args, **kwargs)[0]
-
-    return local
+def layer_norm_of_parts(t, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    """``F.layer_norm`` of plain tensors, with weights of any dtype where there is no autocast; where nothing is
+    differentiated or traced, by the kernel that the formula takes."""
+    if not autocasts(t.device.type):
+        weight, bias = like(t, weight), like(t, bias)
+        if not (torch.is_grad_enabled() or transforming() or compiling()):
+            return LAYER_NORM.forward(t, shape, weight, bias, eps)[0]
+    return torch.layer_norm(t, shape, weight, bias, eps, cudnn_enable)
 
 
 @op(F.layer_norm, torch.layer_norm, names=("input", "normalized_shape", "weight", "bias", "eps"))
@@ -67,7 +65,7 @@ def layer_norm(func, x, normalized_shape, weight=None, bias=None, eps=1e-5, cudn
     inputs = (x, *(operand(s, x) for s in (weight, bias) if s is not None))
     if not axes:
         formula = LAYER_NORM if weight is not None or bias is None else None
-        return Plan(inputs, x, _layer_norm_of_rows(func), formula=formula)
+        return Plan(inputs, x, layer_norm_of_parts, formula=formula)
     over = Over(dims, count_of(x, dims), [c.axis_group(x.mesh, a) for a in axes])
 
     def local(t, shape, weight=None, bias=None, *args, **kwargs):
