@@ -133,10 +133,10 @@ def _embedded(volume):
     path = EMBEDDED_VOLUME if volume else EMBEDDED
     with together():
         if dist.get_rank() == 0 and not Path(path).exists():
-            from data.aero.synthetic import synthetic_archive
+            from data.aero.synthetic import CELLS, synthetic_archive
 
             print(f"building {path}", flush=True)
-            synthetic_archive(path, runs=24, volume=volume, cells=1500 if volume else 4000)
+            synthetic_archive(path, runs=24, volume=volume, cells=1500 if volume else CELLS)
     return path
 
 

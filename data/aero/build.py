@@ -24,7 +24,7 @@ from core.errors import InputError
 from data.aero import drivaerml, mapped, plain
 from data.aero.loads import force_sums, load_coefficients
 from data.aero.splits import OFFICIAL, check_splits, hold_out, official_split
-from data.aero.synthetic import synthetic_run, synthetic_splits
+from data.aero.synthetic import CELLS, synthetic_run, synthetic_splits
 from data.aero.vtk_files import DRIVAERML, OPENFOAM
 from data.aero.writing import Workplace, refuse_existing
 
@@ -52,7 +52,7 @@ def parser():
     p.add_argument("--holdout-by", choices=("blocks", "random"), default="blocks")
     p.add_argument("--seed", type=int, default=0, help="of row order, held-out cells and synthetic shapes")
     p.add_argument("--runs", type=int, default=12, help="synthetic bodies")
-    p.add_argument("--cells", type=int, default=4000, help="surface cells of a synthetic body, about")
+    p.add_argument("--cells", type=int, default=CELLS, help="surface cells of a synthetic body, about")
     p.add_argument("--force-tolerance", type=float, default=0.01, help="largest error of Cd and Cl from the cells")
     p.add_argument("--workers", type=int, default=1, help="processes that read runs, by dask (default %(default)s)")
     p.add_argument("--leave-out-broken", action="store_true", help="end without the runs that cannot be read")

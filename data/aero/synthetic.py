@@ -22,6 +22,7 @@ from data.aero.synthetic_mesh import surface_mesh, volume_mesh
 from data.aero.writing import Run, write_archive
 
 U, RHO, NU = 38.889, 1.0, 1.507e-5
+CELLS = 5000  # of so many, forces summed over the mesh are those of the formula to 1e-3 of a coefficient
 POWER = 6
 CONSTANT = dict(Aref=2.17, Lref=2.78618, center=[1.40009, 0.0, -0.3176])
 RANGES = dict(
@@ -214,7 +215,7 @@ class Body:
     volume_pressure: np.ndarray | None = None
 
 
-def make_body(seed, number, cells=4000, volume=False):
+def make_body(seed, number, cells=CELLS, volume=False):
     """Body ``number`` of the family ``seed``: about ``cells`` polygons, and with volume eight layers of hexahedra."""
     shape = sample_shape(seed, number)
     mesh = surface_mesh(lambda unit: to_space(shape, unit), cells, POWER, np.random.default_rng([seed, number, 1]))
@@ -226,7 +227,7 @@ def make_body(seed, number, cells=4000, volume=False):
     return Body(shape, mesh, *flow, hexes, *(f.astype(np.float32) for f in volume_flow(shape, vertex_mean(hexes))))
 
 
-def synthetic_run(seed, number, cells=4000, volume=False):
+def synthetic_run(seed, number, cells=CELLS, volume=False):
     """Run (data.aero.archive) of one body, the same as through files in the DrivAerML layout."""
     body = make_body(seed, number, cells, volume)
     surface, facts = surface_arrays(body.mesh, body.pressure, body.shear, file=f"synthetic body {number}")
@@ -251,7 +252,7 @@ def synthetic_splits(runs):
     return dict(train=ids[: runs - 2 * part], valid=ids[runs - 2 * part : runs - part], test=ids[runs - part :])
 
 
-def synthetic_archive(path, *, runs=12, cells=4000, seed=0, volume=False, splits=None):
+def synthetic_archive(path, *, runs=12, cells=CELLS, seed=0, volume=False, splits=None):
     """Write an aero archive of ``runs`` synthetic bodies of about ``cells`` surface cells each; returns its path.
 
     splits: run ids, as of ``synthetic_splits`` where None. Raises InputError where ``path`` exists.
