@@ -74,10 +74,15 @@ def test_inference_writes_a_surface_whose_forces_are_the_printed_ones(trained, t
     assert scores["Cl_true"] == pytest.approx(-0.190738, abs=1e-5)
     told, lines = json.loads((tmp_path / "ahmed00.json").read_text()), capsys.readouterr().out.splitlines()
     assert told["scores"] == scores and told["validation"]["runs"] == "training runs"  # there are no others
-    rows = {line[:12].strip(): line[12:].split() for line in lines[1:6]}
-    names, mean = rows[""], [f"{told['validation'][name]:.5f}" for name in ("Cd_mae", "Cl_mae")]
-    assert rows["predicted"][names.index("Cl")] == f"{scores['Cl']:.5f}" and rows["+-"] == mean
-    assert "lift + up" in lines[6] and "on its training runs" in lines[7] and "by the solver" in lines[8]
+    start = next(i for i, line in enumerate(lines) if line.split() == ["predicted", "+-", "true", "fields", "stated"])
+    rows = {line.split()[0]: line.split()[1:] for line in lines[start + 1 : start + 13]}
+    assert list(rows)[6:] == ["Clf", "Clr", "Cs", "CmRoll", "CmPitch", "CmYaw"]
+    for name, row in rows.items():
+        mean = [told["validation"][f"{name}_mae"]] if name in ("Cd", "Cl") else []
+        known = [scores[f"{name}_stated"]] if f"{name}_stated" in scores else []
+        assert row == [f"{value:.5f}" for value in (scores[name], *mean, scores[f"{name}_true"], *known)], name
+    text = " ".join(lines[start + 13 :])
+    assert "lift + up" in text and "on its training runs" in text and "by the solver" in text
 
 
 def test_prediction_does_not_see_held_back_values(tmp_path):

@@ -160,22 +160,24 @@ def parts_of(parts):
 
 
 def table_of(scores, validation):
-    """Cd, Cl and their parts, predicted and, where known, true, as lines of text that say what they are; validation:
-    ``Cd_mae`` and ``Cl_mae`` where known, of which ``runs``."""
-    names = [f"{c}{part}" for c in ("Cd", "Cl") for part in ("", "_pressure", "_friction")] + ["Clf", "Clr", "CmPitch"]
-    rows = [["", *names], ["predicted", *(f"{scores[name]:.5f}" for name in names)]]
-    told = "by Aref: drag +, lift + up, Clf and Clr its parts at the front and the rear axle, nose up + pitch"
-    lines, errors = [told], [validation.get(f"{name}_mae") for name in names]
-    if any(error is not None for error in errors):
-        rows.append(["+-", *("" if error is None else f"{error:.5f}" for error in errors)])
+    """All coefficients, one a line: predicted and, where known, the model's error, true and stated; and what they are.
+    validation: ``Cd_mae`` and ``Cl_mae`` where known, of which ``runs``."""
+    names = [f"{c}{part}" for c in ("Cd", "Cl") for part in ("", "_pressure", "_friction")]
+    names += ["Clf", "Clr", "Cs", "CmRoll", "CmPitch", "CmYaw"]
+    columns = {"predicted": {name: scores[name] for name in names}}
+    lines = ["by Aref: drag +, lift + up, Clf and Clr its parts at the front and the rear axle, Cs + along +y;"]
+    lines += ["by Aref and Lref: Cm about +x, +y (nose up), +z"]
+    if errors := {name: validation[f"{name}_mae"] for name in names if validation.get(f"{name}_mae") is not None}:
+        columns["+-"] = errors
         lines.append(f"+-: the model's mean error on its {validation['runs']}")
     if "Cd_true" in scores:
-        rows.append(["true fields", *(f"{scores[f'{name}_true']:.5f}" for name in names)])
-        stated = [f"{scores[f'{name}_stated']:.5f}" if f"{name}_stated" in scores else "" for name in names]
+        columns["true fields"] = {name: scores[f"{name}_true"] for name in names}
         lines.append("true fields: from the true fields on the same cells")
-        if any(stated):
-            rows.append(["stated", *stated])
+        if stated := {name: scores[f"{name}_stated"] for name in names if f"{name}_stated" in scores}:
+            columns["stated"] = stated
             lines[-1] += "; stated: by the solver"
-        lines += [f"relative L2: pressure {scores['pressure_l2']:.4f}, shear {scores['shear_l2']:.4f}"]
-    text = ["".join(f"{cell:>{12 if i == 0 else 13}}" for i, cell in enumerate(row)).rstrip() for row in rows]
+        lines.append(f"relative L2: pressure {scores['pressure_l2']:.4f}, shear {scores['shear_l2']:.4f}")
+    rows = [["", *columns]]
+    rows += [[name, *(f"{c[name]:.5f}" if name in c else "" for c in columns.values())] for name in names]
+    text = ["".join(f"{cell:>13}" for cell in row).rstrip() for row in rows]
     return "\n".join([*text, *lines])
