@@ -208,8 +208,9 @@ def main(argv=None):
     def keep(name, seed, found):
         if isinstance(found, BaseException):
             failed.append(name)
-            said = (folder(args.out, name, seed) / "said.txt").read_text()
-            print(f"{name}, seed {seed}, failed: {found!r}\n{said[-1000:]}", flush=True)
+            said = folder(args.out, name, seed) / "said.txt"  # not there where its process died before it began
+            last = said.read_text()[-1000:] if said.exists() else ""
+            print(f"{name}, seed {seed}, failed: {found!r}\n{last}", flush=True)
             return
         trainings.setdefault(name, []).append({"seed": seed, "changed": chosen[name]} | found)
         write(args.out / "ablations.json", told)

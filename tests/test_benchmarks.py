@@ -3,6 +3,7 @@
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from itertools import combinations
 from math import log
 from types import SimpleNamespace
@@ -283,6 +284,20 @@ def test_ablations_do_what_is_missing(tmp_path, capsys):
     with pytest.raises(SystemExit):
         ablations.main([*common, "--only", "default", "--", *bodies, "--batch", "1"])
     assert "of other trainings" in capsys.readouterr().err
+
+
+def test_a_training_whose_process_died_is_told(tmp_path, monkeypatch, capsys):
+    class Dead(ThreadPoolExecutor):
+        def submit(self, *call):
+            return super().submit(self.die)
+
+        def die(self):
+            raise BrokenProcessPool("died abruptly")
+
+    monkeypatch.setattr(ablations, "workers", lambda args: Dead(1))
+    with pytest.raises(SystemExit):
+        ablations.main(["--app", "aero", "--steps", "2", "--gpus", "0", "--out", str(tmp_path), "--only", "default"])
+    assert "default, seed 0, failed: BrokenProcessPool('died abruptly')" in capsys.readouterr().out
 
 
 def test_all_take_the_steps_that_the_default_takes_in_time(tmp_path, monkeypatch):
