@@ -7,11 +7,11 @@
 Flags behind ``--`` are those of the training, for all. All take ``--steps``, or as many as the default takes in
 ``--seconds`` by itself, which a short training tells before the others start. ``--at-once`` trainings share each of
 ``--gpus`` GPUs, which changes how long they take and nothing else. The table has the scores of the last validation, of
-the same samples in all but those of another history, which start at other times (the loss of the weather is no measure
-where a choice changes the noise; RMSE and CRPS are).
+the same samples in all: those that have the longest history of the table behind them (the loss of the weather is no
+measure where a choice changes the noise; RMSE and CRPS are).
 
-After each training ``ablations.json`` is written, and the same command again does what is missing there. Small
-differences are noise: ``--seeds`` gives the spread.
+After each training ``ablations.json`` is written, and the same command again does what is missing there; choices that
+would be scored on other samples want another ``--out``. Small differences are noise: ``--seeds`` gives the spread.
 """
 
 import argparse
@@ -81,6 +81,14 @@ def choices(app, base):
     found = every_training(config) | {"aero": aero, "weather": weather}[app](config)
     found = {name: [str(flag) for flag in flags] for name, flags in found.items()}
     return {name: flags for name, flags in found.items() if not flags or parse(CONFIGS[app], [*base, *flags]) != config}
+
+
+def same_cases(app, base, chosen):
+    """Flags that have choices of several histories validated on the samples that all of them have."""
+    configs = [parse(CONFIGS[app], [*base, *flags]) for flags in chosen.values()]
+    if app == "aero" or len({config.history for config in configs}) == 1:
+        return []
+    return ["--cases-after", str(max(configs[0].cases_after, *(config.history for config in configs)))]
 
 
 # -- one training -----------------------------------------------------------------------------------------------------
@@ -172,7 +180,8 @@ def options(argv):
         parser.error(f"no choice {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if args.at_once * max(1, args.gpus) > 1 and parse(CONFIGS[args.app], base).archive is None:
         parser.error("several trainings would build the same archive at once: give -- --archive")
-    return args, base, {name: flags for name, flags in known.items() if args.only is None or name in args.only}
+    chosen = {name: flags for name, flags in known.items() if args.only is None or name in args.only}
+    return args, [*base, *same_cases(args.app, base, chosen)], chosen
 
 
 def begun(args, base):

@@ -18,6 +18,7 @@ from torch.distributed.tensor import Shard
 from apps.aero.model import ModelConfig
 from apps.aero.model import Transolver as Ours
 from apps.cli import parse
+from apps.weather.train import prepare
 from benchmarks import ablations, car, frames, largest, many, scaling, scaling_model, storm_bound, stream, suites
 from benchmarks.measure import forward_and_step
 from benchmarks.models import Transolver, ViT
@@ -284,6 +285,21 @@ def test_ablations_do_what_is_missing(tmp_path, capsys):
     with pytest.raises(SystemExit):
         ablations.main([*common, "--only", "default", "--", *bodies, "--batch", "1"])
     assert "of other trainings" in capsys.readouterr().err
+
+
+def test_choices_of_all_histories_are_scored_at_the_same_starts(tmp_path):
+    base = ["--preset", "tiny", "--archive", str(tmp_path / "a.zarr"), "--cases", "100", "--kernel", "3"]
+    only = ["--app", "weather", "--only", "default", "history 1", "history 6", "--"]
+    _, same, chosen = ablations.options([*only, *base])
+    build_synthetic(tmp_path / "a.zarr", Storms(("refc",), days=3, frames=9), hrrr_crop(2, slice(0, 16), slice(0, 16)))
+    cases = {}
+    for which in (base, same):
+        configs = [parse(ablations.CONFIGS["weather"], [*which, *flags]) for flags in chosen.values()]
+        cases[which is same] = [prepare(config)[0].cases for config in configs]
+    assert all(of_one == cases[True][0] and of_one for of_one in cases[True])
+    assert len(cases[False][1]) > len(cases[False][2]) == len(cases[True][0])
+    _, alone, _ = ablations.options(["--app", "weather", "--only", "default", "no EMA", "--", *base])
+    assert alone == base  # which has no reason to lose starts
 
 
 def test_a_training_whose_process_died_is_told(tmp_path, monkeypatch, capsys):

@@ -113,6 +113,7 @@ class TrainConfig(LoopConfig):
                                    choices=("fp32", "bf16", "fp64"))  # fmt: skip
     sampler_steps: int | None = option(None, "steps of the sampler in validation and, later, forecasts (preset)")
     cases: int = option(8, "validation samples")
+    cases_after: int = option(1, "frames of history that lie before each, at least: the longest of those compared")
     members: int = option(4, "ensemble members in validation")
     validate_every: int = option(300, "steps between validations; the last step always validates")
     checkpoint_every: int = option(300, "steps between checkpoints; the last step always saves")

@@ -82,13 +82,14 @@ class Frames:
         placements = [Shard(axis) for axis in range(self.mesh.ndim)]
         return read_sharded(self.reader, "0", name, self.mesh, placements, self.sizes)
 
-    def starts(self, leads=1):
-        """Indices of the frames from which a forecast of ``leads`` steps has its history and its truth in the split.
+    def starts(self, leads=1, after=1):
+        """Indices of the frames from which a forecast of ``leads`` steps has its history, of ``after`` frames at least,
+        and its truth in the split.
 
         Raises:
             InputError: the first frame and channel of them with too little observed, where the policy refuses.
         """
-        times, h = self.reader.times, self.facts.history
+        times, h = self.reader.times, max(self.facts.history, after)
         inside = times_in(self.split, times) if self.split is not None else np.ones(len(times), bool)
         if self.policy.missing == "refuse":
             self.policy.demand(self.reader, self.facts.channels, np.flatnonzero(inside))

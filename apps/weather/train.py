@@ -57,14 +57,15 @@ class WeatherTask:
         check_sizes(self.model, facts, self.reader.path)
         self.domain = domain_of(self.mesh)
         self.training, self.validation = self._frames("train"), self._frames("valid")
-        self.starts, self.cases = self.training.starts(), self.validation.starts()
-        for split, starts in (("train", self.starts), ("valid", self.cases)):
+        self.starts, self.cases = self.training.starts(), self.validation.starts(after=config.cases_after)
+        asked = max(facts.history, config.cases_after)
+        for split, starts, behind in (("train", self.starts, facts.history), ("valid", self.cases, asked)):
             if not starts:
                 raise InputError(
-                    f"no {facts.history + 1} successive frames",
+                    f"no {behind + 1} successive frames",
                     file=self.reader.path,
                     variable=f"{split} split",
-                    remedy="Use a longer archive or a smaller --history",
+                    remedy="Use a longer archive, or a smaller --history or --cases-after",
                 )
         self.cases = spread(self.cases, config.cases)
 
@@ -180,7 +181,7 @@ def prepare(config):
         InputError: an archive, channel, split or size that cannot be used, or a run in --out of another training.
     """
     sizes = ("history", "patch", "width", "depth", "heads", "kernel", "sampler_steps")
-    check_counts(config, *sizes, "cases", "members", "columns")
+    check_counts(config, *sizes, "cases", "cases_after", "members", "columns")
     mesh = loop.start(config)
     with together():
         if config.archive is None and not EMBEDDED.exists() and dist.get_rank() == 0:
