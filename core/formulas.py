@@ -61,7 +61,8 @@ LINEAR = Formula(_linear, _linear_backward, ((1,), (0,), ()), autocast=torch.get
 
 def _layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     sizes, weight, bias = _sizes(shape), like(x, weight), like(x, bias)
-    if len(sizes) == 1:
+    given = [list(t.shape) for t in (weight, bias) if t is not None]
+    if all(shape == list(x.shape[-1:]) for shape in ([*sizes], *given)):  # torch says what is wrong with others
         return norm_forward(x, weight, bias, eps)
     return aten.native_layer_norm(x, sizes, weight, bias, eps)
 

@@ -21,6 +21,7 @@ from torch.distributed.tensor import Shard
 from core import DistributedManager, formulas, kernels, scatter_tensor
 from core.kernels import column_operators as operators
 from core.meter import Meter
+from core.ops.norm import layer_norm_of_parts
 from core.testing import check_sharded, run_on_ranks
 
 DTYPES = "float32", "bfloat16", "float16"
@@ -230,6 +231,21 @@ def test_sums(found):
 def test_through_formulas(found):
     assert len(found["formulas"]) == 1 + 1 + 1 + 3 + 7 + 7
     hold_formulas(found["formulas"])
+
+
+def test_wrong_shapes_are_refused_as_torch_does():
+    """Before any kernel reads past the end of a row or a weight, with gradients and without."""
+    x, short = torch.randn(50, 64), torch.randn(32)
+    wrong = [(x, (32,)), (x, (32,), short), (x, (32,), None, short), (x, (64,), short), (x, (64,), None, short)]
+    wrong += [(x, (64,), torch.randn(64), short), (torch.tensor(1.0), (1,))]
+    with patch.object(operators, "LEAST_ROWS", 1), patch.object(kernels, "_INTERPRETED", True):
+        assert operators.has_column_kernel(x)
+        for call in wrong:
+            with pytest.raises(RuntimeError, match="normalized_shape"):
+                formulas.LAYER_NORM.forward(*call)
+            for mode in (torch.no_grad, torch.enable_grad):
+                with mode(), pytest.raises(RuntimeError, match="normalized_shape"):
+                    layer_norm_of_parts(*call)
 
 
 # -- which are taken --------------------------------------------------------------------------------------------------
