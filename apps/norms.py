@@ -34,7 +34,7 @@ class RMSNorm(nn.RMSNorm):
 def _layer_norm(x, shape, weight, bias, eps):
     with _as_given(x):
         norm = F.layer_norm if isinstance(x, ShardTensor) else layer_norm_of_parts
-        return norm(x, shape, _like(x, weight), _like(x, bias), eps)
+        return norm(x, shape, weight, bias, eps)  # both cast weights themselves
 
 
 def _as_given(x):

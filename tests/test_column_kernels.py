@@ -78,40 +78,45 @@ def drawn(case, device):
     return grad.to(device), x.to(device), weight
 
 
-def forward_errors_of(case, device):
-    """Of the norm, with a bias where there is a weight and one is wanted, and of its mean and inverse deviation."""
+def cut_of(case):
+    """A context in which the norm's kernels are cut as the case says."""
     from core.kernels import columns
 
+    few = columns.Cut(programs=3, tile=4 << (case.columns - 1).bit_length())
+    return patch.object(columns, "NORM", few if case.cut else columns.NORM)
+
+
+def most_of(case, rounded):
+    """How far a stored result may be off: the interpreter cuts numbers off where it stores bf16; a GPU rounds."""
+    return STORED[case.dtype] * (1 if rounded or case.dtype != "bfloat16" else 2)
+
+
+def forward_errors_of(case, device):
+    """Of the norm, with a bias where there is a weight and one is wanted, and of its mean and inverse deviation."""
     _, x, weight = drawn(case, device)
     affine = [None if weight is None else weight.to(x.dtype), None]
     if weight is not None and case.wanted[1]:
         affine[1] = torch.randn_like(affine[0])
     truth = torch.native_layer_norm(x.double(), [case.columns], *(t if t is None else t.double() for t in affine), 1e-5)
-    cut = columns.Cut(programs=3, tile=4 << (case.columns - 1).bit_length()) if case.cut else columns.FORWARD
-    with patch.object(columns, "FORWARD", cut):
+    with cut_of(case):
         found = torch.ops.core.layer_norm(x, *affine, 1e-5)
     assert [t.dtype for t in found] == [x.dtype, torch.float32, torch.float32]
     return far(found, truth)
 
 
 def hold_forward(case, errors, rounded=True):
-    """As :func:`hold`."""
-    most = STORED[case.dtype] * (1 if rounded or case.dtype != "bfloat16" else 2)
-    assert len(errors) == 3 and errors[0] < most and max(errors[1:]) < SUMS, errors
+    assert len(errors) == 3 and errors[0] < most_of(case, rounded) and max(errors[1:]) < SUMS, errors
 
 
 def errors_of(case, device):
     """Of the gradient of x and of those wanted of weight and bias; the truth is what torch differentiates. Where the
     gradient of x is a difference of larger numbers, as of one column, they are what an error is measured by."""
-    from core.kernels import columns
-
     grad, x, weight = drawn(case, device)
     leaves = [x.double(), torch.ones_like(x[:0].sum(0).double()) if weight is None else weight.double()]
     leaves = [t.requires_grad_() for t in (*leaves, torch.zeros_like(leaves[1]))]
     y, mean, rstd = torch.native_layer_norm(leaves[0], [case.columns], *leaves[1:], 1e-5)
     truth, *sums = torch.autograd.grad(y, leaves, grad.double())
-    cut = columns.Cut(programs=3, tile=4 << (case.columns - 1).bit_length()) if case.cut else columns.NORM
-    with patch.object(columns, "NORM", cut):
+    with cut_of(case):
         call = grad, x, *(t.detach().float() for t in (mean, rstd)), weight, case.wanted
         out, found = torch.ops.core.layer_norm_gradients(*call)
     assert out.dtype == x.dtype and found.dtype == torch.float32
@@ -121,10 +126,8 @@ def errors_of(case, device):
 
 
 def hold(case, errors, rounded=True):
-    """The interpreter cuts numbers off where it stores them in bf16; a GPU rounds."""
-    most = STORED[case.dtype] * (1 if rounded or case.dtype != "bfloat16" else 2)
     assert len(errors) == 1 + sum(case.wanted)
-    assert errors[0] < most and all(e < SUMS for e in errors[1:]), errors
+    assert errors[0] < most_of(case, rounded) and all(e < SUMS for e in errors[1:]), errors
 
 
 def through_formulas(device):
@@ -203,6 +206,11 @@ def interpreted(folder):
         cut = scatter_tensor(x, None, mesh, [Shard(1)])
         with torch.no_grad(), Meter() as alone:
             model(cut)
+        for sizes in ((37, 23), (0, 60)):  # a rank without rows refuses as the other
+            part = scatter_tensor(x, None, mesh, [Shard(1)], sizes={0: sizes}).requires_grad_()
+            for mode in (torch.no_grad, torch.enable_grad):
+                with mode(), pytest.raises(RuntimeError, match="normalized_shape"):
+                    F.layer_norm(part, (20,), torch.ones(12), torch.ones(20))
     assert {"layer_norm", "column_sums", "layer_norm_gradients"} <= {w.name for w in meter.work}
     assert [w.name for w in alone.work if "norm" in w.name] == ["layer_norm"] * 2
     with open(f"{folder}/{rank}", "w") as file:

@@ -52,11 +52,11 @@ def _cast(func):
 def layer_norm_of_parts(t, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     """``F.layer_norm`` of plain tensors, with weights of any dtype where there is no autocast; where nothing is
     differentiated or traced, by the kernel that the formula takes."""
-    if not autocasts(t.device.type):
-        weight, bias = like(t, weight), like(t, bias)
-        if not (torch.is_grad_enabled() or transforming() or compiling()):
-            return LAYER_NORM.forward(t, shape, weight, bias, eps)[0]
-    return torch.layer_norm(t, shape, weight, bias, eps, cudnn_enable)
+    if autocasts(t.device.type):
+        return torch.layer_norm(t, shape, weight, bias, eps, cudnn_enable)
+    if torch.is_grad_enabled() or transforming() or compiling():
+        return torch.layer_norm(t, shape, like(t, weight), like(t, bias), eps, cudnn_enable)
+    return LAYER_NORM.forward(t, shape, weight, bias, eps)[0]
 
 
 @op(F.layer_norm, torch.layer_norm, names=("input", "normalized_shape", "weight", "bias", "eps"))
