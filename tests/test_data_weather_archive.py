@@ -23,6 +23,7 @@ from data.weather.archive import WeatherReader
 from data.weather.channels import CHANNELS
 from data.weather.grid import hrrr_crop
 from data.weather.layout import chunk_rows
+from data.weather.scheduler import spread
 from data.weather.splits import cells_in, choose_splits, date_splits, longitude_splits, times_in
 from data.weather.sun import cos_zenith
 from data.weather.synthetic import WINDOW, Storms, build_synthetic, day_frames, radar_hole
@@ -357,6 +358,21 @@ def test_storms_follow_their_seed():
         for seed, day in ((0, 0), (0, 0), (1, 0), (0, 1))
     )
     assert np.array_equal(one, again) and not np.array_equal(one, other) and not np.array_equal(one, next_day)
+
+
+def test_storms_are_the_same_however_many_make_them(tmp_path):
+    grid, storms = hrrr_crop(2, slice(216, 232), slice(420, 436)), Storms(("refc",), days=9, frames=3)
+    for name, workers in (("one", 1), ("two", 2)):
+        build_synthetic(tmp_path / name, storms, grid, each=spread(workers=workers))
+    one, two = (
+        {
+            path.relative_to(tmp_path / name): path.read_bytes()
+            for path in (tmp_path / name).rglob("*")
+            if path.is_file()
+        }
+        for name in ("one", "two")
+    )
+    assert one == two and len(one) > 27
 
 
 def test_impossible_storms(tmp_path):

@@ -16,7 +16,7 @@ from apps.weather.background import Background
 from apps.weather.baselines import Observed, persistence
 from apps.weather.facts import per_channel
 from apps.weather.policy import MASK
-from core import InputError, ShardTensor
+from core import DistributedManager, InputError, ShardTensor
 from data.kept import Kept
 from data.prefetch import Prefetcher
 from data.sharded import local_index, read_sharded, spec_of
@@ -24,7 +24,7 @@ from data.weather.splits import cells_in, times_in
 from data.weather.sun import cos_zenith
 
 STATIC_SCALE = {"topography": 1e-3, "radar_proximity": 1.0}
-CACHE_BYTES = {"cpu": 2**28, "cuda": 2**30}  # of frames, and of skies
+CACHE_SHARE, CACHE_BYTES = 32, 2**28  # of frames, and of skies: a share of a GPU's memory, or bytes elsewhere
 WORTH_READING_AHEAD = 2 * 2**20  # bytes of a frame on this rank
 READ_AHEAD_BYTES = 2**30  # that wait at most
 
@@ -58,6 +58,12 @@ def _nbytes(group):
     return sum(field.to_local().nbytes for field in group)
 
 
+def _cache_bytes(mesh):
+    if mesh.device_type != "cuda":
+        return CACHE_BYTES
+    return torch.cuda.get_device_properties(DistributedManager().device).total_memory // CACHE_SHARE
+
+
 class Frames:
     """Frames of an archive, scaled, masked and cut over the ranks of ``mesh``: one axis cuts rows, a second columns.
 
@@ -73,8 +79,7 @@ class Frames:
         self.at = [reader.channels.index(name) for name in (*facts.channels, *facts.background)]
         self.model = Background(reader, facts.step) if facts.background else None
         self.latitude, self.longitude = (self._map(name) for name in ("latitude", "longitude"))
-        most, least = CACHE_BYTES[mesh.device_type], facts.history + 2
-        self._frames, self._skies = (Kept(most, _nbytes, least) for _ in range(2))
+        self._frames, self._skies = (Kept(_cache_bytes(mesh), _nbytes, facts.history + 2) for _ in range(2))
         self._ahead = Prefetcher(reader)
 
     def _map(self, name):

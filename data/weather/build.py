@@ -112,11 +112,11 @@ def run(args, report=print):
         grid = None
     else:
         grid = hrrr_crop(STRIDES[args.resolution or "3km"], args.rows or slice(None), args.cols or slice(None))
+    each = spread(args.scheduler, args.workers)
     if args.synthetic:
         storms = Storms(channels=tuple(args.channels or Storms.channels), days=args.days, seed=args.seed)
-        return build_synthetic(args.out, storms, grid, args.mode)
+        return build_synthetic(args.out, storms, grid, args.mode, each)
     splits = longitude_splits(grid, args.split_longitude) if args.split_longitude is not None else splits
-    each = spread(args.scheduler, args.workers)
     static, told = static_fields(grid, args.topography, args.radars)
     sources = _sources(args, grid, partial(counted, each, report, "files looked through"))
     packing = _packing(sources) if args.dtype == "int16" else None

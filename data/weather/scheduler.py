@@ -7,6 +7,8 @@ so what it prepares (weights of a regridding) is prepared once a worker; few res
 import multiprocessing
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import chain
 
 from data.processes import end_with_parent
 
@@ -37,6 +39,20 @@ def spread(scheduler="processes", workers=1):
     if workers == 1:
         return map
     return lambda function, items: _in_processes(workers, function, items)
+
+
+def by_lots(each, size):
+    """``each``, with ``size`` items at a time for whoever works: what was made for one serves the next."""
+
+    def by_lots_each(function, items):
+        lots = [items[first : first + size] for first in range(0, len(items), size)]
+        return chain.from_iterable(each(partial(_all_of, function), lots))
+
+    return by_lots_each
+
+
+def _all_of(function, items):
+    return [function(item) for item in items]
 
 
 def _in_processes(workers, function, items):

@@ -14,6 +14,7 @@ import numpy as np
 from core.errors import InputError
 from data.weather.channels import CHANNELS, RADAR_FLOOR
 from data.weather.grid import hrrr_crop
+from data.weather.scheduler import by_lots
 from data.weather.splits import date_splits
 from data.weather.sun import cos_zenith
 from data.weather.writer import versions, write_archive
@@ -43,10 +44,11 @@ class Storms:
         return self.unseen and self.days >= 4 and day == self.days - 1
 
 
-def build_synthetic(path, storms=None, grid=None, mode="w-"):
+def build_synthetic(path, storms=None, grid=None, mode="w-", each=map):
     """Write a synthetic archive with the schema of a real one.
 
-    storms: `Storms`; grid: `data.weather.grid.Grid` (default 64 x 96 points at 6 km); mode: see `write_archive`.
+    storms: `Storms`; grid: `data.weather.grid.Grid` (default 64 x 96 points at 6 km); mode, each: see `write_archive`;
+    the same archive whatever makes it.
     A tenth of the days, one at least, is the valid split; after it come as many of the test split and one more, of a
     regime that training never sees; three days have no such one. Raises `InputError`.
     """
@@ -62,12 +64,28 @@ def build_synthetic(path, storms=None, grid=None, mode="w-"):
     test = storms.days - held - (storms.days >= 4)
     days = (0, test - held - 1), (test - held, test - 1), (test, storms.days - 1)
     splits = date_splits(*((times[a, 0], times[b, -1]) for a, b in days))
-    frames = (frame for day in range(storms.days) for frame in day_frames(storms, grid, day, times[day]))
     strange = [[str(t[0]), str(t[-1])] for day, t in enumerate(times) if storms.strange(day)]
     made = {"synthetic": asdict(storms), "unseen_regime": strange, "versions": versions()}
     about = {"title": "synthetic storms", "provenance": made, "step_minutes": 10}
     channels = [CHANNELS[name] for name in storms.channels]
-    write_archive(path, grid, channels, times.ravel(), frames, splits, mode=mode, attrs=about)
+    write_archive(
+        path, grid, channels, times.ravel(), _Frames(storms, grid, times), splits, mode=mode, attrs=about,
+        key=f"{storms}", each=by_lots(each, storms.frames),
+    )  # fmt: skip
+
+
+class _Frames:
+    """The frames of all days by number; those of the last day that was asked for are kept."""
+
+    def __init__(self, storms, grid, times):
+        self.storms, self.grid, self.times = storms, grid, times
+        self.day, self.frames = None, []
+
+    def __call__(self, i):
+        day, frame = divmod(i, self.storms.frames)
+        if day != self.day:
+            self.day, self.frames = day, list(day_frames(self.storms, self.grid, day, self.times[day]))
+        return self.frames[frame], {}
 
 
 def day_frames(storms, grid, day, times):
