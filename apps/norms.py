@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from core import ShardTensor
-from core.ops.norm import layer_norm_of_parts
+from core.ops.norm import layer_norm_of_parts, rms_norm_of_parts
 
 
 def layer_norm(x, weight=None, bias=None, eps=1e-5):
@@ -28,7 +28,8 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     def forward(self, x):
         with _as_given(x):
-            return F.rms_norm(x, self.normalized_shape, _like(x, self.weight), self.eps)
+            norm = F.rms_norm if isinstance(x, ShardTensor) else rms_norm_of_parts
+            return norm(x, self.normalized_shape, self.weight, self.eps)
 
 
 def _layer_norm(x, shape, weight, bias, eps):
@@ -39,8 +40,3 @@ def _layer_norm(x, shape, weight, bias, eps):
 
 def _as_given(x):
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
-
-
-def _like(x, parameter):
-    """Shards cast themselves: the sums of its gradient over ranks are a parameter's, fp32 and sent with the others."""
-    return parameter if parameter is None or isinstance(x, ShardTensor) else parameter.to(x.dtype)

@@ -11,7 +11,15 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from core.kernels.column_operators import has_column_kernel, norm_backward, norm_forward, sum_of_rows
+from core.kernels.column_operators import (
+    has_column_kernel,
+    has_norm_kernel,
+    norm,
+    norm_backward,
+    norm_forward,
+    norm_gradients,
+    sum_of_rows,
+)
 from core.precision import widens
 
 aten = torch.ops.aten
@@ -61,19 +69,37 @@ LINEAR = Formula(_linear, _linear_backward, ((1,), (0,), ()), autocast=torch.get
 
 def _layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     sizes, weight, bias = _sizes(shape), like(x, weight), like(x, bias)
-    given = [list(t.shape) for t in (weight, bias) if t is not None]
-    if all(shape == list(x.shape[-1:]) for shape in ([*sizes], *given)):  # torch says what is wrong with others
+    if is_of_rows(x, sizes, weight, bias):  # torch says what is wrong with others
         return norm_forward(x, weight, bias, eps)
     return aten.native_layer_norm(x, sizes, weight, bias, eps)
 
 
 def _layer_norm_backward(grad, extra, wanted, x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
     mask, sizes, weight, bias = [*wanted, *[False] * (3 - len(wanted))], _sizes(shape), like(x, weight), like(x, bias)
-    if len(sizes) == 1 and has_column_kernel(grad, x):
+    if len(sizes) == 1 and wanted[0] and has_norm_kernel(x):
+        found = norm_gradients(grad, x, *extra, weight, mask)
+    elif len(sizes) == 1 and has_column_kernel(grad, x):
         found = norm_backward(grad, x, *extra, weight, mask)
     else:
         found = aten.native_layer_norm_backward(grad, x, sizes, *extra, weight, bias, mask)
     return list(found[: len(wanted)])
+
+
+def _rms_norm(x, shape, weight=None, eps=None):
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    out, _, rstd = norm(x, like(x, weight), None, eps, centred=False)
+    return [out, rstd]
+
+
+def _rms_norm_backward(grad, extra, wanted, x, shape, weight=None, eps=None):
+    found = norm_gradients(grad, x, grad.new_empty(0), *extra, like(x, weight), [*wanted, False, False][:3])
+    return found[: len(wanted)]
+
+
+def is_of_rows(x, shape, *affine):
+    """Whether a norm is over the last dim alone, with weights of its size."""
+    given = [list(t.shape) for t in affine if t is not None]
+    return all(shape == list(x.shape[-1:]) for shape in ([*_sizes(shape)], *given))
 
 
 def like(x, weight):
@@ -89,5 +115,13 @@ def _of_norms(kind):
     return torch.float32 if widens(kind) else None
 
 
+def _of_rms_norms(kind):
+    return torch.float32 if widens(kind, "rms_norm") else None
+
+
 # with a weight if there is a bias
 LAYER_NORM = Formula(_layer_norm, _layer_norm_backward, ((0, 1, 2), (0, 1), (2,)), autocast=_of_norms)
+# of rows that have a kernel, with a weight of their size
+RMS_NORM = Formula(
+    _rms_norm, _rms_norm_backward, ((0, 1), (0, 1)), lambda x, weight=None: has_norm_kernel(x), _of_rms_norms
+)  # fmt: skip

@@ -21,19 +21,20 @@ from torch.distributed.tensor import Shard
 from core import DistributedManager, formulas, kernels, scatter_tensor
 from core.kernels import column_operators as operators
 from core.meter import Meter
-from core.ops.norm import layer_norm_of_parts
+from core.ops.norm import layer_norm_of_parts, rms_norm_of_parts
 from core.testing import check_sharded, run_on_ranks
 
 DTYPES = "float32", "bfloat16", "float16"
 SUMS = 2e-6  # of the largest number; and half a last place more where that is stored in half precision
 STORED = {"float32": SUMS, "bfloat16": SUMS + 2**-8, "float16": SUMS + 2**-11}
-OURS_OR_TORCHS = {"layer_norm_gradients", "column_sums", "native_layer_norm_backward", "sum"}
-FORWARD = {"layer_norm", "native_layer_norm"}
+OURS_OR_TORCHS = {"norm_gradients", "column_sums", "native_layer_norm_backward", "sum"}
+FORWARD = {"norm", "native_layer_norm"}
 SUBSETS = list(product((False, True), repeat=2))
 
 
 class Case(NamedTuple):
-    """Gradients of a layer norm; ``weight``: its dtype, ``cut``: in 3 programs, 4 rows at a time, or as it is."""
+    """Gradients of a norm; ``weight``: its dtype, ``cut``: in 3 programs, 4 rows at a time, or as it is. ``heads``: so
+    many rows lie behind one another in one of three parts of a wider row; ``centred``: a layer norm, or an RMS norm."""
 
     rows: int
     columns: int
@@ -41,6 +42,12 @@ class Case(NamedTuple):
     weight: str | None = "float32"
     wanted: tuple = (True, True)
     cut: bool = True
+    heads: int = 0
+    centred: bool = True
+
+
+def rms(*sizes, wanted=(True, False), **other):
+    return Case(*sizes, wanted=wanted, centred=False, **other)
 
 
 WIDTHS = 1, 3, 64, 100, 256, 768, 1000
@@ -58,6 +65,12 @@ CASES = {
     "as it is": Case(21, 256, "bfloat16", cut=False),
     "as it is, narrow": Case(600, 3, cut=False),
     "as it is, wide": Case(5, operators.WIDEST_NORM - 7, cut=False),
+    **{f"{h} heads": Case(24, 48, d, heads=h) for h, d in zip((1, 3, 6, 12), DTYPES * 2)},
+    **{f"RMS, {n} columns, {d}": rms(21, n, d) for n, d in zip(WIDTHS, DTYPES * 3)},
+    **{f"RMS, {h} heads": rms(24, 20, d, heads=h) for h, d in zip((2, 8), DTYPES)},
+    "RMS, weight not wanted": rms(21, 100, "bfloat16", wanted=(False, False)),
+    "RMS, no weight": rms(21, 100, "float16", weight=None, wanted=(False, False)),
+    "RMS, as it is": rms(600, 48, "bfloat16", cut=False),
 }
 
 
@@ -75,7 +88,12 @@ def drawn(case, device):
     torch.manual_seed(0)
     grad, x = torch.randn(2, case.rows, case.columns, dtype=torch.float64).add_(0.3).to(getattr(torch, case.dtype))
     weight = case.weight and torch.randn(case.columns).to(device, getattr(torch, case.weight))
-    return grad.to(device), x.to(device), weight
+    x = x.to(device)
+    if case.heads:
+        parts = torch.stack([x, x, x]).view(3, 1, -1, case.heads, case.columns).permute(1, 2, 0, 3, 4).contiguous()
+        x = parts.unbind(2)[1]
+        assert not x.is_contiguous()
+    return grad.to(device).view_as(x), x, weight
 
 
 def cut_of(case):
@@ -92,34 +110,44 @@ def most_of(case, rounded):
 
 
 def forward_errors_of(case, device):
-    """Of the norm, with a bias where there is a weight and one is wanted, and of its mean and inverse deviation."""
+    """Of the norm, with a bias where there is a weight and one is wanted, and of its means, if it takes them off, and
+    inverse deviations."""
     _, x, weight = drawn(case, device)
     affine = [None if weight is None else weight.to(x.dtype), None]
     if weight is not None and case.wanted[1]:
         affine[1] = torch.randn_like(affine[0])
-    truth = torch.native_layer_norm(x.double(), [case.columns], *(t if t is None else t.double() for t in affine), 1e-5)
+    truth = exact(case, x.double(), *(t if t is None else t.double() for t in affine))
     with cut_of(case):
-        found = torch.ops.core.layer_norm(x, *affine, 1e-5)
-    assert [t.dtype for t in found] == [x.dtype, torch.float32, torch.float32]
-    return far(found, truth)
+        y, mean, rstd = torch.ops.core.norm(x, *affine, 1e-5, case.centred)
+    assert [t.dtype for t in (y, mean, rstd)] == [x.dtype, torch.float32, torch.float32] and y.is_contiguous()
+    assert case.centred or mean.shape == (0,)
+    return far([y, mean, rstd] if case.centred else [y, rstd], truth)
+
+
+def exact(case, x, weight, bias):
+    """The norm, its means, if it takes them off, and inverse deviations, all as torch has them or by its formula."""
+    if case.centred:
+        return torch.native_layer_norm(x, [case.columns], weight, bias, 1e-5)
+    return F.rms_norm(x, (case.columns,), weight, 1e-5), (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
 
 
 def hold_forward(case, errors, rounded=True):
-    assert len(errors) == 3 and errors[0] < most_of(case, rounded) and max(errors[1:]) < SUMS, errors
+    assert len(errors) == 2 + case.centred and errors[0] < most_of(case, rounded) and max(errors[1:]) < SUMS, errors
 
 
 def errors_of(case, device):
     """Of the gradient of x and of those wanted of weight and bias; the truth is what torch differentiates. Where the
     gradient of x is a difference of larger numbers, as of one column, they are what an error is measured by."""
     grad, x, weight = drawn(case, device)
-    leaves = [x.double(), torch.ones_like(x[:0].sum(0).double()) if weight is None else weight.double()]
+    leaves = [x.double(), x.new_ones(case.columns).double() if weight is None else weight.double()]
     leaves = [t.requires_grad_() for t in (*leaves, torch.zeros_like(leaves[1]))]
-    y, mean, rstd = torch.native_layer_norm(leaves[0], [case.columns], *leaves[1:], 1e-5)
-    truth, *sums = torch.autograd.grad(y, leaves, grad.double())
+    y, *mean, rstd = exact(case, *leaves)
+    truth, *sums = torch.autograd.grad(y, leaves, grad.double(), allow_unused=True)
     with cut_of(case):
-        call = grad, x, *(t.detach().float() for t in (mean, rstd)), weight, case.wanted
-        out, found = torch.ops.core.layer_norm_gradients(*call)
-    assert out.dtype == x.dtype and found.dtype == torch.float32
+        mean = mean[0].detach().float() if case.centred else x.new_empty(0, dtype=torch.float32)
+        call = grad, x, mean, rstd.detach().float(), weight, case.wanted
+        out, found = torch.ops.core.norm_gradients(*call)
+    assert out.dtype == x.dtype and found.dtype == torch.float32 and out.is_contiguous()
     terms = (grad * leaves[1] * rstd).abs().max().item() if grad.numel() else 1.0
     of_weights = far(found, [s for s, w in zip(sums, case.wanted) if w])
     return [*far([out], [truth], max(terms, 1.0)), *of_weights]
@@ -168,9 +196,9 @@ def hold_formulas(found):
     for (kind, fits, wanted), (errors, names) in found:
         assert max(errors) < SUMS, (kind, wanted, errors)
         one = fits and wanted[0]
-        expected = {"layer_norm_gradients"} if one else {"column_sums"} if any(wanted[1:]) else set()
+        expected = {"norm_gradients"} if one else {"column_sums"} if any(wanted[1:]) else set()
         if kind == "norm":
-            expected.add("layer_norm" if fits else "native_layer_norm")
+            expected.add("norm" if fits else "native_layer_norm")
         if kind == "norm" and wanted[0] and not fits:
             expected.add("native_layer_norm_backward")
         assert expected == (OURS_OR_TORCHS | FORWARD) & {*names}, (kind, fits, wanted, names)
@@ -180,10 +208,33 @@ def hold_formulas(found):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.LayerNorm(20), nn.Linear(20, 12), nn.LayerNorm(12, elementwise_affine=False))
+        self.layers = nn.Sequential(nn.LayerNorm(20), nn.Linear(20, 36), nn.LayerNorm(36, elementwise_affine=False))
+        self.norm = nn.RMSNorm(4)
 
     def forward(self, x):
-        return self.layers(x)
+        return self.norm(self.layers(x).unflatten(-1, (3, 3, 4)).unbind(-3)[1])
+
+
+def alone():
+    """(errors, operations of the backward pass) of the norms of plain tensors, first and second derivatives."""
+    x, weight, bias = (torch.randn(n, dtype=torch.float64) for n in ((40, 3, 20), (20,), (20,)))
+    for norm, affine in (
+        (layer_norm_of_parts, (weight, bias)),
+        (rms_norm_of_parts, (weight,)),
+        (rms_norm_of_parts, ()),
+    ):
+        found = []
+        for dtype, least in ((torch.float32, 16), (torch.float64, 16)):  # fp64 has no kernel
+            leaves = [t.to(dtype).requires_grad_() for t in (x, *affine)]
+            with patch.object(operators, "LEAST_ROWS", least), Meter() as meter:
+                y = norm(leaves[0][:, 1:], (20,), *leaves[1:])
+                grads = torch.autograd.grad(y.sin().sum(), leaves, retain_graph=True)
+            twice = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
+            again = torch.autograd.grad(sum(g.square().sum() for g in twice), leaves)
+            found.append([y, *grads, *again])
+            names = {w.name for w in meter.work} & {"norm", "norm_gradients"}
+            assert names == ({"norm", "norm_gradients"} if dtype == torch.float32 else set())
+        yield far(*found)
 
 
 def interpreted(folder):
@@ -192,6 +243,7 @@ def interpreted(folder):
     for name in list(CASES)[rank::2]:
         found[name] = errors_of(CASES[name], "cpu"), forward_errors_of(CASES[name], "cpu")
     if rank == 0:
+        found["alone"] = list(alone())
         found["formulas"] = through_formulas("cpu")
         grad, x = torch.randn(2, 301, 200, dtype=torch.float64)
         mean, rstd = x.mean(1), x.std(1) ** -1
@@ -204,15 +256,15 @@ def interpreted(folder):
         for sizes in ((37, 23), (53, 7), (0, 60)):
             check_sharded(model, [x], [[Shard(1)]], mesh, sizes=[{0: sizes}])
         cut = scatter_tensor(x, None, mesh, [Shard(1)])
-        with torch.no_grad(), Meter() as alone:
+        with torch.no_grad(), Meter() as forward:
             model(cut)
         for sizes in ((37, 23), (0, 60)):  # a rank without rows refuses as the other
             part = scatter_tensor(x, None, mesh, [Shard(1)], sizes={0: sizes}).requires_grad_()
             for mode in (torch.no_grad, torch.enable_grad):
                 with mode(), pytest.raises(RuntimeError, match="normalized_shape"):
                     F.layer_norm(part, (20,), torch.ones(12), torch.ones(20))
-    assert {"layer_norm", "column_sums", "layer_norm_gradients"} <= {w.name for w in meter.work}
-    assert [w.name for w in alone.work if "norm" in w.name] == ["layer_norm"] * 2
+    assert {"norm", "column_sums", "norm_gradients"} <= {w.name for w in meter.work}
+    assert [w.name for w in forward.work if "norm" in w.name] == ["norm"] * 3
     with open(f"{folder}/{rank}", "w") as file:
         json.dump(found, file)
 
@@ -230,6 +282,10 @@ def test_norm(found, name):
     gradients, forward = found[name]
     hold(CASES[name], gradients, rounded=False)
     hold_forward(CASES[name], forward, rounded=False)
+
+
+def test_of_plain_tensors(found):
+    assert len(found["alone"]) == 3 and max(map(max, found["alone"])) < 1e-5
 
 
 def test_sums(found):
@@ -320,8 +376,8 @@ def test_more_numbers_than_32_bits_count():
     weight = torch.randn(width, device="cuda")
     _, mean, rstd = torch.native_layer_norm(x, [width], weight.to(x), None, 1e-5)
     call = grad, x, mean.float(), rstd.float()
-    out, sums = torch.ops.core.layer_norm_gradients(*call, weight, (True, True))
-    assert x.numel() > 2**31 and torch.equal(sums, torch.ops.core.layer_norm_gradients(*call, weight, (True, True))[1])
+    out, sums = torch.ops.core.norm_gradients(*call, weight, (True, True))
+    assert x.numel() > 2**31 and torch.equal(sums, torch.ops.core.norm_gradients(*call, weight, (True, True))[1])
     total, times = torch.zeros(2, width, device="cuda", dtype=torch.float64)
     for g, y, m, r in zip(*(t.split(2**20) for t in call)):
         total += g.double().sum(0)

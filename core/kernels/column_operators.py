@@ -3,6 +3,8 @@
 As those of neighbourhoods are: what they return is known without computing it, and Triton is loaded when they do.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from core.kernels import reads
@@ -11,9 +13,9 @@ LEAST_ROWS, WIDEST_NORM, WIDEST_PRODUCT = 2**12, 2**12, 768  # columns of a norm
 
 _library = torch.library.Library("core", "FRAGMENT")
 _library.define("column_sums(Tensor grad, Tensor? x, Tensor? mean, Tensor? rstd) -> Tensor")
-_library.define("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)")
+_library.define("norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centred) -> (Tensor, Tensor, Tensor)")
 _library.define(
-    "layer_norm_gradients(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, bool[2] wanted)"
+    "norm_gradients(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, bool[2] wanted)"
     " -> (Tensor, Tensor)"
 )
 _ops, _aten = torch.ops.core, torch.ops.aten
@@ -21,8 +23,35 @@ _ops, _aten = torch.ops.core, torch.ops.aten
 
 def has_column_kernel(*tensors):
     """Whether sums over all rows of these have a kernel: where there are many, of which torch's own sums are slow."""
-    many = all(t.numel() and t.shape[:-1].numel() >= LEAST_ROWS for t in tensors)
-    return many and all(t.is_contiguous() and reads(t) for t in tensors)
+    return all(_many(t) and t.is_contiguous() for t in tensors)
+
+
+def has_norm_kernel(x):
+    """Whether norms of the rows of ``x`` have one: where it has all of a row at once. Heads may lie in wider rows."""
+    return x.ndim > 0 and x.shape[-1] <= WIDEST_NORM and _many(x) and rows_of(x) is not None
+
+
+def _many(t):
+    return t.numel() and t.shape[:-1].numel() >= LEAST_ROWS and reads(t)
+
+
+class Rows(NamedTuple):
+    """Where the rows of a matrix begin: every ``per`` of them ``inner`` apart, such groups ``outer`` apart."""
+
+    per: int
+    outer: int
+    inner: int
+
+
+def rows_of(x):
+    """`Rows` of ``x`` along its last dim, or None where they are scattered otherwise."""
+    if x.is_contiguous():
+        return Rows(1, x.shape[-1], 0)
+    outer = [(n, stride) for n, stride in zip(x.shape[:-2], x.stride()[:-2]) if n > 1]
+    even = all(stride == n * below for (_, stride), (n, below) in zip(outer, outer[1:]))
+    if x.stride(-1) != 1 or not even or x.shape[:-1].numel() >= 2**31:
+        return None
+    return Rows(x.shape[-2], outer[-1][1] if outer else 0, x.stride(-2))
 
 
 def by_product(kind, dtype, rows, columns):
@@ -46,22 +75,20 @@ def sum_of_rows(grad):
 def norm_forward(x, weight, bias, eps):
     """Layer norm over the last dim, and the mean and the inverse deviation of each row (..., 1). weight, bias:
     (columns,) of the dtype of x, or None."""
-    columns = x.shape[-1]
-    if not has_column_kernel(x) or columns > WIDEST_NORM:
-        return _aten.native_layer_norm(x, [columns], weight, bias, eps)
-    return _ops.layer_norm(x, *(t if t is None else t.contiguous() for t in (weight, bias)), eps)
+    if not has_norm_kernel(x):
+        return _aten.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return norm(x, weight, bias, eps)
+
+
+def norm(x, weight, bias, eps, centred=True):
+    """The kernel's norm of the rows of ``x``, their means, none where it takes none off, and inverse deviations."""
+    return _ops.norm(x, *(t if t is None else t.contiguous() for t in (weight, bias)), eps, centred)
 
 
 def norm_backward(grad, x, mean, rstd, weight, wanted):
     """Gradients of x, weight and bias of a layer norm over the last dim, None for those not ``wanted``; of weight and
-    bias in fp32. For operands that have a column kernel; rows too wide for one pass take torch's for x."""
-    columns = x.shape[-1]
-    if wanted[0] and columns <= WIDEST_NORM:
-        weight = weight if weight is None else weight.contiguous()
-        grad_x, sums = _ops.layer_norm_gradients(grad, x, mean, rstd, weight, wanted[1:])
-        sums = iter(sums)
-        return [grad_x, *(next(sums) if w else None for w in wanted[1:])]
-    found, only = [None] * 3, [True, False, False]
+    bias in fp32. For operands that have a column kernel, and rows that the norm's kernel has not: of x torch's."""
+    columns, found, only = x.shape[-1], [None] * 3, [True, False, False]
     if wanted[0]:
         found[0] = _aten.native_layer_norm_backward(grad, x, [columns], mean, rstd, weight, None, only)[0]
     if wanted[1]:
@@ -70,6 +97,14 @@ def norm_backward(grad, x, mean, rstd, weight, wanted):
     elif wanted[2]:
         found[2] = sum_of_rows(grad.view(-1, columns))
     return [f if w else None for f, w in zip(found, wanted)]
+
+
+def norm_gradients(grad, x, mean, rstd, weight, wanted):
+    """The kernel's gradients of x, weight and bias, in one pass with that of x."""
+    weight = weight if weight is None else weight.contiguous()
+    grad_x, sums = _ops.norm_gradients(grad.contiguous(), x, mean, rstd, weight, wanted[1:])
+    sums = iter(sums)
+    return [grad_x if wanted[0] else None, *(next(sums) if w else None for w in wanted[1:])]
 
 
 # -- what they do -----------------------------------------------------------------------------------------------------
@@ -81,10 +116,10 @@ def _sums(grad, x, mean, rstd):
     return columns.sums(grad, x, mean, rstd)
 
 
-def _normed(x, weight, bias, eps):
+def _normed(x, weight, bias, eps, centred):
     from core.kernels import columns
 
-    return columns.normed(x, weight, bias, eps)
+    return columns.normed(x, weight, bias, eps, centred)
 
 
 def _norm(grad, x, mean, rstd, weight, wanted):
@@ -95,8 +130,8 @@ def _norm(grad, x, mean, rstd, weight, wanted):
 
 for _kind in ("CUDA", "CPU"):
     _library.impl("column_sums", _sums, _kind)
-    _library.impl("layer_norm", _normed, _kind)
-    _library.impl("layer_norm_gradients", _norm, _kind)
+    _library.impl("norm", _normed, _kind)
+    _library.impl("norm_gradients", _norm, _kind)
 
 
 @torch.library.register_fake("core::column_sums", lib=_library)
@@ -104,11 +139,12 @@ def _(grad, x, mean, rstd):
     return grad.new_empty(1 + (x is not None), grad.shape[1], dtype=torch.float32)
 
 
-@torch.library.register_fake("core::layer_norm", lib=_library)
-def _(x, weight, bias, eps):
-    return torch.empty_like(x), *(x.new_empty(*x.shape[:-1], 1, dtype=torch.float32) for _ in range(2))
+@torch.library.register_fake("core::norm", lib=_library)
+def _(x, weight, bias, eps, centred):
+    rstd = x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
+    return x.new_empty(x.shape), torch.empty_like(rstd) if centred else rstd.new_empty(0), rstd
 
 
-@torch.library.register_fake("core::layer_norm_gradients", lib=_library)
+@torch.library.register_fake("core::norm_gradients", lib=_library)
 def _(grad, x, mean, rstd, weight, wanted):
-    return torch.empty_like(x), x.new_empty(sum(wanted), x.shape[-1], dtype=torch.float32)
+    return x.new_empty(x.shape), x.new_empty(sum(wanted), x.shape[-1], dtype=torch.float32)

@@ -1,9 +1,9 @@
-"""Sums over all rows of a matrix, and layer norms of its rows, forward and backward.
+"""Sums over all rows of a matrix, and layer and RMS norms of its rows, forward and backward.
 
 torch gives few programs to a matrix of many rows and some hundred columns, and reads it once for each gradient; forward
 it gives a block of threads to every row, most of which wait. Here as many programs as fill a GPU share the rows, keep
-their sums in fp32, and a second sum goes over the programs: the same call gives the same bits. A layer norm and all its
-gradients take one pass each, because a program has whole rows.
+their sums in fp32, and a second sum goes over the programs: the same call gives the same bits. A norm and all its
+gradients take one pass each, because a program has whole rows; heads cut out of wider rows are read where they are.
 """
 
 from typing import NamedTuple
@@ -12,11 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
+from core.kernels.column_operators import rows_of
+
 PROGRAMS, ROWS, WIDEST = 512, 32, 128  # programs in all at most, rows that one takes at a time, columns of one
 
 
 class Cut(NamedTuple):
-    """Of either pass of a layer norm: programs in all at most, numbers of a matrix that one takes at a time (a row at
+    """Of either pass of a norm: programs in all at most, numbers of a matrix that one takes at a time (a row at
     least), how many of these each thread has, and tiles that are under way at once."""
 
     programs: int = 1056
@@ -38,8 +40,9 @@ NORM = Cut()
 
 @triton.jit(do_not_specialize=["rows"])  # parts of other numbers of rows take the same program
 def _normed(
-    X, SCALE, SHIFT, Y, MEAN, RSTD, rows, columns, eps,
-    SCALED: tl.constexpr, SHIFTED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+    X, SCALE, SHIFT, Y, MEAN, RSTD, rows, columns, eps, per, outer, inner,
+    CENTRED: tl.constexpr, SCALED: tl.constexpr, SHIFTED: tl.constexpr, GROUPED: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     part, down, column = tl.program_id(0), tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
     at, there = down * columns + column, column < columns
@@ -50,9 +53,12 @@ def _normed(
     for first in tl.range(part.to(tl.int64) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row, start = first + down, first * columns
         mask = (row < rows) & there
-        x = tl.load(X + start + at, mask=mask, other=0.0).to(tl.float32)
-        mean = tl.sum(x, 1, keep_dims=True) / columns
-        off = tl.where(there, x - mean, 0.0)
+        x = tl.load(X + _places(row, column, start + at, per, outer, inner, GROUPED), mask=mask, other=0.0)
+        off = x.to(tl.float32)
+        if CENTRED:
+            mean = tl.sum(off, 1, keep_dims=True) / columns
+            tl.store(MEAN + row, mean, mask=row < rows)
+            off = tl.where(there, off - mean, 0.0)
         rstd = 1 / tl.sqrt(tl.sum(off * off, 1, keep_dims=True) / columns + eps)
         y = off * rstd
         if SCALED:
@@ -60,26 +66,35 @@ def _normed(
         if SHIFTED:
             y += shift
         tl.store(Y + start + at, y.to(Y.dtype.element_ty), mask=mask)
-        tl.store(MEAN + row, mean, mask=row < rows)
         tl.store(RSTD + row, rstd, mask=row < rows)
 
 
-def normed(x, weight, bias, eps):
-    """Layer norm over the last dim, as x, and the mean and the inverse deviation of each row, fp32 (..., 1).
+@triton.jit
+def _places(row, column, close, per, outer, inner, GROUPED: tl.constexpr):
+    """Of rows in groups; ``close``: of such as lie one behind the other."""
+    if not GROUPED:
+        return close
+    row = row.to(tl.int32)  # there are fewer, and a division costs less
+    return (row // per).to(tl.int64) * outer + (row % per) * inner + column
+
+
+def normed(x, weight, bias, eps, centred):
+    """Norm over the last dim, as x but contiguous, and of each row the mean and the inverse deviation from it, fp32
+    (..., 1); not ``centred``: from 0, and no means, (0,).
 
     Args:
-        x: (..., columns), contiguous; fp16, bf16 or fp32.
+        x: (..., columns), for which there are `rows_of`; fp16, bf16 or fp32.
         weight, bias: (columns,), contiguous, or None.
     """
-    columns = x.shape[-1]
+    columns, like = x.shape[-1], dict(dtype=torch.float32)
     rows = x.numel() // columns
-    y, (mean, rstd) = torch.empty_like(x), (x.new_empty(*x.shape[:-1], 1, dtype=torch.float32) for _ in range(2))
-    programs, how = NORM.of(rows, columns)
-    given = [x if t is None else t for t in (weight, bias)]
+    y, rstd = x.new_empty(x.shape), x.new_empty(*x.shape[:-1], 1, **like)
+    mean = torch.empty_like(rstd) if centred else x.new_empty(0, **like)
+    (programs, how), given = NORM.of(rows, columns), [x if t is None else t for t in (weight, bias)]
     with torch.accelerator.device_index(x.device.index):
         _normed[programs,](
-            x, *given, y, mean, rstd, rows, columns, eps,
-            SCALED=weight is not None, SHIFTED=bias is not None, **how,
+            x, *given, y, mean, rstd, rows, columns, eps, *rows_of(x), CENTRED=centred, SCALED=weight is not None,
+            SHIFTED=bias is not None, GROUPED=not x.is_contiguous(), **how,
         )  # fmt: skip
     return y, mean, rstd
 
@@ -133,8 +148,8 @@ def sums(grad, x=None, mean=None, rstd=None):
 
 @triton.jit(do_not_specialize=["rows"])  # parts of other numbers of rows take the same program
 def _norm(
-    G, X, MEAN, RSTD, SCALE, DX, TIMES, SUMS, rows, columns,
-    SCALED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    G, X, MEAN, RSTD, SCALE, DX, TIMES, SUMS, rows, columns, per, outer, inner,
+    CENTRED: tl.constexpr, SCALED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, GROUPED: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     part, down, column = tl.program_id(0), tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
@@ -147,9 +162,12 @@ def _norm(
         row, start = first + down, first * columns
         mask = (row < rows) & there
         g = tl.load(G + start + at, mask=mask, other=0.0).to(tl.float32)
-        mean = tl.load(MEAN + row, mask=row < rows, other=0.0).to(tl.float32)
+        x = tl.load(X + _places(row, column, start + at, per, outer, inner, GROUPED), mask=mask, other=0.0)
+        x = x.to(tl.float32)
+        if CENTRED:
+            x -= tl.load(MEAN + row, mask=row < rows, other=0.0).to(tl.float32)
         rstd = tl.load(RSTD + row, mask=row < rows, other=0.0).to(tl.float32)
-        x = (tl.load(X + start + at, mask=mask, other=0.0).to(tl.float32) - mean) * rstd
+        x *= rstd
         if BIAS:
             total += g
         if WEIGHT:
@@ -157,7 +175,9 @@ def _norm(
         if SCALED:
             g *= scale
         along = tl.sum(g * x, 1, keep_dims=True) / columns
-        dx = (g - tl.sum(g, 1, keep_dims=True) / columns - x * along) * rstd
+        if CENTRED:
+            g -= tl.sum(g, 1, keep_dims=True) / columns
+        dx = (g - x * along) * rstd
         tl.store(DX + start + at, dx.to(DX.dtype.element_ty), mask=mask)
     to = part * columns + column
     if WEIGHT:
@@ -167,23 +187,25 @@ def _norm(
 
 
 def norm(grad, x, mean, rstd, weight, wanted):
-    """Gradients of a layer norm over the last dim: of x, as x, and those ``wanted`` of weight and bias, in this order,
-    fp32 (0 to 2, columns). They are ``rstd * (g - mean(g) - y * mean(g * y))`` with ``g = grad * weight`` and
+    """Gradients of a norm over the last dim: of x, as x but contiguous, and those ``wanted`` of weight and bias, in this
+    order, fp32 (0 to 2, columns). They are ``rstd * (g - mean(g) - y * mean(g * y))`` with ``g = grad * weight`` and
     ``y = (x - mean) * rstd``, and the sums over the rows of ``grad * y`` and of ``grad``.
 
     Args:
-        grad, x: (..., columns), contiguous; fp16, bf16 or fp32.
-        mean, rstd: one number for each row, contiguous.
+        grad: (..., columns), contiguous; fp16, bf16 or fp32.
+        x: as grad, but `rows_of` it are enough.
+        mean, rstd: one number for each row, contiguous; no means (0,): of a norm that took none off, without mean(g).
         weight: (columns,), contiguous, or None for ones.
         wanted: two bools.
     """
     columns = x.shape[-1]
     rows = x.numel() // columns
     programs, how = NORM.of(rows, columns)
-    out, parts = torch.empty_like(x), x.new_empty(sum(wanted), programs, columns, dtype=torch.float32)
+    out, parts = x.new_empty(x.shape), x.new_empty(sum(wanted), programs, columns, dtype=torch.float32)
     with torch.accelerator.device_index(x.device.index):
         _norm[programs,](
-            grad, x, mean, rstd, x if weight is None else weight, out, parts[:1], parts[-1:], rows, columns,
-            SCALED=weight is not None, WEIGHT=wanted[0], BIAS=wanted[1], **how,
+            grad, x, mean, rstd, x if weight is None else weight, out, parts[:1], parts[-1:],
+            rows, columns, *rows_of(x), CENTRED=mean.numel() > 0, SCALED=weight is not None, WEIGHT=wanted[0],
+            BIAS=wanted[1], GROUPED=not x.is_contiguous(), **how,
         )  # fmt: skip
     return out, parts.sum(1)

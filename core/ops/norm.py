@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch.distributed.tensor.placement_types import Shard
 
 from core import collectives as c
-from core._torch import compiling, transforming
+from core.alone import alone
 from core.dispatch import Plan, op
 from core.errors import ShardingError
-from core.formulas import LAYER_NORM, like
+from core.formulas import LAYER_NORM, RMS_NORM, is_of_rows, like
+from core.kernels.column_operators import has_norm_kernel
 from core.ops.halo import fetch
 from core.ops.normalise import Normalise, Over, OverBlocks
 from core.ops.pointwise import operand
@@ -38,25 +39,30 @@ def _trailing(func, x, normalized_shape):
     return dims, [axis for axis, dim in x.cuts() if dim in dims]
 
 
-def _cast(func):
-    """The norm with weights of any dtype; autocast has its own way with them."""
-
-    def local(t, shape, *args, **kwargs):
-        if not autocasts(t.device.type):
-            args, kwargs = [like(t, a) for a in args], {name: like(t, a) for name, a in kwargs.items()}
-        return func(t, shape, *args, **kwargs)
-
-    return local
-
-
 def layer_norm_of_parts(t, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    """``F.layer_norm`` of plain tensors, with weights of any dtype where there is no autocast; where nothing is
-    differentiated or traced, by the kernel that the formula takes."""
+    """``F.layer_norm`` of plain tensors, with weights of any dtype where there is no autocast; by its kernel."""
     if autocasts(t.device.type):
         return torch.layer_norm(t, shape, weight, bias, eps, cudnn_enable)
-    if torch.is_grad_enabled() or transforming() or compiling():
-        return torch.layer_norm(t, shape, like(t, weight), like(t, bias), eps, cudnn_enable)
-    return LAYER_NORM.forward(t, shape, weight, bias, eps)[0]
+    if is_of_rows(t, shape, weight, bias) and has_norm_kernel(t) and (weight is not None or bias is None):
+        return alone(LAYER_NORM, _layer_norm, t, shape, weight, bias, eps)
+    return _layer_norm(t, shape, weight, bias, eps)
+
+
+def rms_norm_of_parts(t, shape, weight=None, eps=None):
+    """``F.rms_norm`` of plain tensors, alike."""
+    if autocasts(t.device.type):
+        return torch.rms_norm(t, shape, weight, eps)
+    if is_of_rows(t, shape, weight) and has_norm_kernel(t):
+        return alone(RMS_NORM, _rms_norm, t, shape, weight, eps)
+    return _rms_norm(t, shape, weight, eps)
+
+
+def _layer_norm(t, shape, weight, bias, eps):
+    return torch.layer_norm(t, shape, like(t, weight), like(t, bias), eps)
+
+
+def _rms_norm(t, shape, weight, eps):
+    return torch.rms_norm(t, shape, like(t, weight), eps)
 
 
 @op(F.layer_norm, torch.layer_norm, names=("input", "normalized_shape", "weight", "bias", "eps"))
@@ -79,7 +85,8 @@ def rms_norm(func, x, normalized_shape, weight=None, eps=None):
     dims, axes = _trailing(func, x, normalized_shape)
     inputs = (x, *((operand(weight, x),) if weight is not None else ()))
     if not axes:
-        return Plan(inputs, x, _cast(func))
+        formula = RMS_NORM if len(dims) == 1 and all(s.shape == x.shape[-1:] for s in inputs[1:]) else None
+        return Plan(inputs, x, rms_norm_of_parts, formula=formula)
     over = Over(dims, count_of(x, dims), [c.axis_group(x.mesh, a) for a in axes])
 
     def local(t, shape, weight=None, eps=eps):
