@@ -12,6 +12,7 @@ from core.kernels.natten import set_neighborhood_kernel
 from core.mesh import DistributedManager, make_mesh
 from core.ops.neighborhood import neighborhood_attention
 from core.ops.neighbors import knn, radius_search
+from core.ops.rotary import rotary_embedding
 from core.ops.strategies import set_attention_strategy
 from core.parallelize import sync_module_over_mesh
 from core.scatter import scatter_tensor
@@ -36,6 +37,7 @@ __all__ = [
     "numerical_shard_tensor_check",
     "op",
     "radius_search",
+    "rotary_embedding",
     "scatter_tensor",
     "set_attention_strategy",
     "set_fallback",

@@ -9,10 +9,10 @@ from core._torch import compiling, transforming
 from core.arguments import call, emptied
 
 
-def alone(formula, operation, *args):
-    """``operation(*args)`` of plain tensors by its formula. Where torch traces or transforms it is the operation, and
-    so is what a second derivative differentiates."""
-    if transforming() or compiling():
+def alone(formula, operation, has_kernel, *args):
+    """``operation(*args)`` of plain tensors by its formula, if it ``has_kernel()``. Where torch traces or transforms it
+    is the operation, and so is what a second derivative differentiates."""
+    if compiling() or transforming() or not has_kernel():
         return operation(*args)
     if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
         return _Alone.apply(formula, operation, *args)

@@ -1,10 +1,12 @@
 """Rows of ``nn.MultiheadAttention`` and the transformer layers: operands first, then all their parameters."""
 
 import torch
-from cases import case
+from cases import case, refuse
 from cases_attention import minus_infinity, with_strategy
 from torch import nn
 from torch.func import functional_call
+
+from core import rotary_embedding
 
 WIDTH, HEADS = 8, 2
 X, M = (3, 7, WIDTH), (3, 5, WIDTH)
@@ -219,3 +221,17 @@ module(
     inference=True,
     make={1: padded_at_the_end},
 )
+
+ROTARY = (2, 5, 7, 3, 4), (5, 7, 1, 2), (5, 7, 1, 2)
+case(
+    "rotary_embedding",
+    rotary_embedding,
+    ROTARY,
+    ((0, None, None), (1, 0, 0), (1, None, None), (2, 1, None), (3, None, None), (4, 3, 3), (None, 0, 1)),
+    cuts2=(((1, 2), (0, 1), None), ((0, 1), None, None)),
+)
+case("rotary_embedding_no_wire", rotary_embedding, ROTARY, ((0, None, None), (1, None, None), (2, 1, 1)), wire=())
+refuse(
+    "an odd number of channels to turn", lambda x: rotary_embedding(x[..., :3], x[0, ..., :1, :1], x[0, ..., :1, :1])
+)
+refuse("angles of other tokens", lambda x: rotary_embedding(x, x[0, :2, ..., :1, :2], x[0, :2, ..., :1, :2]))

@@ -1,4 +1,4 @@
-"""Kernels over columns against torch in fp64: sums over rows, a layer norm and its gradients in one pass each.
+"""Kernels over rows against torch in fp64: their sums, norms and their gradients in one pass each, rotary embeddings.
 
 Two processes interpret them on a CPU, each a share of the cases; together they hold a model on shards against the whole
 one. On a GPU (``pytest -m gpu``) the same cases are compiled, and beside them stand sums by a product, and more numbers
@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import Shard
 
-from core import DistributedManager, formulas, kernels, scatter_tensor
+from core import DistributedManager, formulas, kernels, rotary_embedding, scatter_tensor
 from core.kernels import column_operators as operators
+from core.kernels import rotary_operators
 from core.meter import Meter
 from core.ops.norm import layer_norm_of_parts, rms_norm_of_parts
 from core.testing import check_sharded, run_on_ranks
@@ -243,7 +244,7 @@ def interpreted(folder):
     for name in list(CASES)[rank::2]:
         found[name] = errors_of(CASES[name], "cpu"), forward_errors_of(CASES[name], "cpu")
     if rank == 0:
-        found["alone"] = list(alone())
+        found["alone"], found["turns"] = list(alone()), list(turns("cpu"))
         found["formulas"] = through_formulas("cpu")
         grad, x = torch.randn(2, 301, 200, dtype=torch.float64)
         mean, rstd = x.mean(1), x.std(1) ** -1
@@ -269,6 +270,26 @@ def interpreted(folder):
         json.dump(found, file)
 
 
+def turns(device):
+    """Errors of rotary embeddings and of their gradients, in units of what storing costs; the truth is fp64. Heads in
+    wider rows, batches, angles of the grid alone, channels that are no power of two."""
+    for (*grid, heads, channels), dtype in product(((2, 5, 3, 2, 8), (1, 7, 4, 3, 20), (3, 9, 1, 2)), DTYPES):
+        like = dict(dtype=torch.float64, device=device)
+        parts, angle = torch.randn(*grid, 3, heads, channels, **like), torch.randn(*grid[1:], 1, channels // 2, **like)
+        angles, grad = (angle.cos(), angle.sin()), torch.randn(*grid, heads, channels, **like)
+        found = []
+        for kind in (torch.float64, getattr(torch, dtype)):
+            *leaves, cotangent = (t.to(getattr(torch, dtype)).to(kind) for t in (parts, *angles, grad))
+            leaves = [t.requires_grad_() for t in leaves]
+            with patch.object(rotary_operators, "LEAST_ROWS", 1), Meter() as meter:
+                y = rotary_embedding(leaves[0].unbind(-3)[1], *leaves[1:])
+                found.append([y, *torch.autograd.grad(y, leaves[:1], cotangent, retain_graph=True)])
+            assert {w.name for w in meter.work} & {"rotary", "cat"} == {"cat" if kind == torch.float64 else "rotary"}
+            found[-1] += torch.autograd.grad(y, leaves[1:], cotangent)
+        errors = far(found[1], found[0])
+        yield [e / STORED[dtype] for e in errors[:2]] + [e / (8 * STORED[dtype]) for e in errors[2:]]  # sums by torch
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("found")
@@ -286,6 +307,11 @@ def test_norm(found, name):
 
 def test_of_plain_tensors(found):
     assert len(found["alone"]) == 3 and max(map(max, found["alone"])) < 1e-5
+
+
+def test_turns(found):
+    """The interpreter cuts numbers off where it stores bf16."""
+    assert len(found["turns"]) == 9 and max(map(max, found["turns"])) < 2, found["turns"]
 
 
 def test_sums(found):
@@ -310,6 +336,9 @@ def test_wrong_shapes_are_refused_as_torch_does():
             for mode in (torch.no_grad, torch.enable_grad):
                 with mode(), pytest.raises(RuntimeError, match="normalized_shape"):
                     layer_norm_of_parts(*call)
+                if len(call) < 4:
+                    with mode(), pytest.raises((RuntimeError, ValueError), match="normalized_shape|at least 1 dim"):
+                        rms_norm_of_parts(*call)
 
 
 # -- which are taken --------------------------------------------------------------------------------------------------
@@ -320,6 +349,10 @@ def test_which_have_a_kernel(monkeypatch):
     assert operators.has_column_kernel(many, many)
     for other in (many[:1], many[..., :0], many[..., :2], many.double()):
         assert not operators.has_column_kernel(many, other)
+    wide = torch.zeros(operators.LEAST_ROWS // 4, 3, 4, 6)
+    good = many, wide[:, 1], wide.movedim(1, 0)[2, ..., :3], wide[:, :1, 0].expand(-1, 4, -1)
+    bad = wide[..., ::2], wide[:, :2], many.mT, many.double(), many[..., :0], wide[:4, 1]
+    assert [operators.has_norm_kernel(t) for t in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
 
 
 def test_which_sums_are_products():
@@ -351,6 +384,12 @@ def test_compiled(name):
 @pytest.mark.gpu
 def test_compiled_through_formulas():
     hold_formulas(through_formulas("cuda"))
+
+
+@pytest.mark.gpu
+def test_compiled_turns():
+    errors = list(turns("cuda"))
+    assert len(errors) == 9 and max(map(max, errors)) < 1, errors
 
 
 @pytest.mark.gpu

@@ -11,8 +11,8 @@ from apps.weather.config import PRESETS, TrainConfig
 from apps.weather.dataset import row_sizes
 from apps.weather.diffusion import Diffusion, Experts
 from apps.weather.model import Denoiser, ModelConfig
-from apps.weather.positions import turned, turns
-from core import InputError, scatter_tensor
+from apps.weather.positions import turns
+from core import InputError, rotary_embedding, scatter_tensor
 from core.testing import check_sharded
 
 GRID = 26, 21
@@ -71,7 +71,7 @@ def test_rotary_products_depend_on_distances():
     cos, sin = turns(6, 7, 8, like)
     torch.manual_seed(0)
     q, k = torch.randn(2, 8, dtype=torch.float64)
-    q, k = (turned(x.expand(1, 6, 7, 1, 8), cos, sin)[0, :, :, 0] for x in (q, k))
+    q, k = (rotary_embedding(x.expand(1, 6, 7, 1, 8), cos, sin)[0, :, :, 0] for x in (q, k))
     near, far = (q[1, 2] * k[3, 5]).sum(), (q[2, 1] * k[4, 4]).sum()
     assert near == pytest.approx(far.item()) and near != pytest.approx((q[1, 2] * k[3, 4]).sum().item())
 

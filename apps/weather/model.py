@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from apps.norms import RMSNorm, layer_norm
-from apps.weather.positions import placed, turned, turns
-from core import neighborhood_attention
+from apps.weather.positions import placed, turns
+from core import neighborhood_attention, rotary_embedding
 
 LEVELS = 128  # Fourier features of the noise level
 
@@ -145,7 +145,7 @@ class Block(nn.Module):
     def forward(self, x, level, gaps=None, turn=None):
         """Tokens (batch, y, x, width) to tokens.
 
-        level: embedding (batch, width); gaps: 1 where a patch shows nothing, (batch, y, x, masks); turn: see `turned`.
+        level: embedding (batch, width); gaps: 1 where a patch shows nothing, (batch, y, x, masks); turn: see `turns`.
         """
         shift, scale, gate, shift2, scale2, gate2 = self.steer(level)[:, None, None].chunk(6, -1)
         if gaps is not None:
@@ -157,7 +157,7 @@ class Block(nn.Module):
         b, h, w, width = x.shape
         q, k, v = self.qkv(x).view(b, h, w, 3, self.heads, width // self.heads).unbind(3)
         q, k = (norm(x) for norm, x in zip(self.norms, (q, k))) if self.norms else (q, k)
-        q, k = (turned(x, *turn) for x in (q, k)) if turn else (q, k)
+        q, k = (rotary_embedding(x, *turn) for x in (q, k)) if turn else (q, k)
         return self.project(neighborhood_attention(q, k, v, self.kernel).reshape(b, h, w, width))
 
 

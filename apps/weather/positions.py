@@ -23,7 +23,7 @@ def placed(x):
 
 
 def turns(height, width, channels, like):
-    """Cosines and sines (y, x, 1, channels / 2) of the angles by which `turned` turns heads of ``channels``.
+    """Cosines and sines (y, x, 1, channels / 2) of the angles by which heads of ``channels`` are turned.
 
     Rotary embedding (Su et al. 2021) in two dims: the first half of the pairs turns with the row, the other with the
     column.
@@ -32,12 +32,6 @@ def turns(height, width, channels, like):
     shape = height, width, channels // 4
     angle = torch.cat([rows[:, None].expand(shape), columns[None].expand(shape)], -1)[:, :, None]
     return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
-
-
-def turned(x, cos, sin):
-    """Queries or keys (batch, y, x, heads, channels), pairs of whose channels are turned: products see distances."""
-    a, b = x.chunk(2, -1)
-    return torch.cat([torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)], -1)
 
 
 def _angles(count, waves, device):

@@ -53,7 +53,7 @@ def _normed(
     for first in tl.range(part.to(tl.int64) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row, start = first + down, first * columns
         mask = (row < rows) & there
-        x = tl.load(X + _places(row, column, start + at, per, outer, inner, GROUPED), mask=mask, other=0.0)
+        x = tl.load(X + places(row, column, start + at, per, outer, inner, GROUPED), mask=mask, other=0.0)
         off = x.to(tl.float32)
         if CENTRED:
             mean = tl.sum(off, 1, keep_dims=True) / columns
@@ -70,7 +70,7 @@ def _normed(
 
 
 @triton.jit
-def _places(row, column, close, per, outer, inner, GROUPED: tl.constexpr):
+def places(row, column, close, per, outer, inner, GROUPED: tl.constexpr):
     """Of rows in groups; ``close``: of such as lie one behind the other."""
     if not GROUPED:
         return close
@@ -162,7 +162,7 @@ def _norm(
         row, start = first + down, first * columns
         mask = (row < rows) & there
         g = tl.load(G + start + at, mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(X + _places(row, column, start + at, per, outer, inner, GROUPED), mask=mask, other=0.0)
+        x = tl.load(X + places(row, column, start + at, per, outer, inner, GROUPED), mask=mask, other=0.0)
         x = x.to(tl.float32)
         if CENTRED:
             x -= tl.load(MEAN + row, mask=row < rows, other=0.0).to(tl.float32)
@@ -187,8 +187,8 @@ def _norm(
 
 
 def norm(grad, x, mean, rstd, weight, wanted):
-    """Gradients of a norm over the last dim: of x, as x but contiguous, and those ``wanted`` of weight and bias, in this
-    order, fp32 (0 to 2, columns). They are ``rstd * (g - mean(g) - y * mean(g * y))`` with ``g = grad * weight`` and
+    """Gradients of a norm over the last dim: of x, contiguous, and those ``wanted`` of weight and bias, in this order,
+    fp32 (0 to 2, columns). They are ``rstd * (g - mean(g) - y * mean(g * y))`` with ``g = grad * weight`` and
     ``y = (x - mean) * rstd``, and the sums over the rows of ``grad * y`` and of ``grad``.
 
     Args:

@@ -41,6 +41,7 @@ from core.ops import (  # noqa: F401
     recurrent,
     reduction,
     resample,
+    rotary,
     scatter,
     shift,
     slots,

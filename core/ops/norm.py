@@ -43,18 +43,22 @@ def layer_norm_of_parts(t, shape, weight=None, bias=None, eps=1e-5, cudnn_enable
     """``F.layer_norm`` of plain tensors, with weights of any dtype where there is no autocast; by its kernel."""
     if autocasts(t.device.type):
         return torch.layer_norm(t, shape, weight, bias, eps, cudnn_enable)
-    if is_of_rows(t, shape, weight, bias) and has_norm_kernel(t) and (weight is not None or bias is None):
-        return alone(LAYER_NORM, _layer_norm, t, shape, weight, bias, eps)
-    return _layer_norm(t, shape, weight, bias, eps)
+
+    def has_kernel():  # the formula wants a weight if there is a bias
+        return is_of_rows(t, shape, weight, bias) and has_norm_kernel(t) and (weight is not None or bias is None)
+
+    return alone(LAYER_NORM, _layer_norm, has_kernel, t, shape, weight, bias, eps)
 
 
 def rms_norm_of_parts(t, shape, weight=None, eps=None):
     """``F.rms_norm`` of plain tensors, alike."""
     if autocasts(t.device.type):
         return torch.rms_norm(t, shape, weight, eps)
-    if is_of_rows(t, shape, weight) and has_norm_kernel(t):
-        return alone(RMS_NORM, _rms_norm, t, shape, weight, eps)
-    return _rms_norm(t, shape, weight, eps)
+
+    def has_kernel():
+        return is_of_rows(t, shape, weight) and has_norm_kernel(t)
+
+    return alone(RMS_NORM, _rms_norm, has_kernel, t, shape, weight, eps)
 
 
 def _layer_norm(t, shape, weight, bias, eps):
