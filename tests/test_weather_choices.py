@@ -46,7 +46,13 @@ def _inputs():
 def on_shards(meshes, choice):
     mesh, sizes = meshes["2x2"], {i: row_sizes(GRID[i], 4, 2) for i in range(2)}
     cut = [scatter_tensor(x, None, mesh, [Shard(2), Shard(3)], sizes=sizes, requires_grad=True) for x in _inputs()]
-    check_sharded(_model(**CHOICES[choice]), [*cut, torch.tensor([0.3, -0.2], dtype=torch.float64)])
+    model, close = _model(**CHOICES[choice]), []
+    for block in model.blocks:  # the channels of a token, for all that reads tokens: a convolution sets them apart
+        block.register_forward_hook(
+            lambda block, given, x: close.extend(t.stride(-1) == 1 for t in (given[0], given[2], x) if t is not None)
+        )
+    check_sharded(model, [*cut, torch.tensor([0.3, -0.2], dtype=torch.float64)])
+    assert len(close) >= 12 and all(close)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -90,9 +90,8 @@ class Denoiser(nn.Module):
         p = self.config.patch
         valid, told = self._told(conditions)
         seen = torch.cat([noisy, *told], 1)
-        x = self.embed(self._whole(seen)).permute(0, 2, 3, 1)
-        x, turn = self._located(x)
-        gaps = 1 - F.max_pool2d(self._whole(valid), p).permute(0, 2, 3, 1) if self.config.masks else None
+        x, turn = self._located(_tokens(self.embed(self._whole(seen))))
+        gaps = 1 - _tokens(F.max_pool2d(self._whole(valid), p)) if self.config.masks else None
         level = self.level(fourier(level))
         for block in self.blocks:
             x = block(x, level, gaps, turn)
@@ -173,6 +172,12 @@ def fourier(level):
     frequency = 2 * math.pi * torch.logspace(math.log10(0.05), math.log10(5.0), LEVELS, device=level.device)
     angle = level[:, None] * frequency.to(level.dtype)
     return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+def _tokens(x):
+    """(batch, channels, y, x) to (batch, y, x, channels), contiguous: as convolutions leave them, the channels of a
+    token lie far apart, and what is added to them in all blocks would keep them so."""
+    return x.permute(0, 2, 3, 1).contiguous()
 
 
 def _initialise(layer):
