@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as recomputed
 
+from apps.muon import Muon
 from core import InputError
 from core.parallelize import reshard, unwrapped
 
@@ -16,7 +17,7 @@ OPTIMIZERS = ("adamw", "muon")
 
 def optimizers_of(model, config, blocks):
     """Optimizers that share the weights of a model: AdamW; with ``config.optimizer`` "muon" it leaves the matrices
-    within ``blocks`` to Muon, scaled so that one learning rate suits both (arXiv 2502.16982, eq. 4).
+    within ``blocks`` to Muon, scaled so that one learning rate suits both.
 
     Raises:
         InputError: there are no such matrices, or they are cut (FSDP2, tensor parallel), and Muon needs them whole.
@@ -30,7 +31,7 @@ def optimizers_of(model, config, blocks):
     hidden, common = set(matrices), dict(lr=config.lr, weight_decay=config.weight_decay)
     rest = [p for p in unwrapped(model).parameters() if p not in hidden]
     found = [torch.optim.AdamW(rest, betas=(0.9, 0.98), **common)] if rest else []
-    return found + ([torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **common)] if matrices else [])
+    return found + ([Muon(matrices, **common)] if matrices else [])
 
 
 def recompute(blocks):

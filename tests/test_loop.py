@@ -1,5 +1,6 @@
 """The training loop gives one curve on every mesh, with DDP and FSDP2, and resumes exactly at another layout."""
 
+import copy
 import json
 import math
 import sys
@@ -14,6 +15,7 @@ from torch.distributed.tensor import Shard
 from apps import record
 from apps.checkpoints import beside
 from apps.loop import LoopConfig, fit, schedule, start
+from apps.muon import Muon, orthogonal
 from core import InputError, checkpoint, scatter_tensor
 from data.sampler import DomainSampler
 
@@ -110,7 +112,7 @@ def _muon_too(meshes, folder):
     model, sampler = make(), DomainSampler(COUNT, config.batch, seed=config.seed)
     matrix, *rest = model.parameters()
     common = dict(lr=config.lr, weight_decay=config.weight_decay)
-    both = [torch.optim.Muon([matrix], adjust_lr_fn="match_rms_adamw", **common)]
+    both = [Muon([matrix], **common)]
     both.append(torch.optim.AdamW(rest, betas=(0.9, 0.98), **common))
     for step in range(config.steps):
         for optimizer in both:
@@ -132,6 +134,32 @@ def _muon_too(meshes, folder):
         torch.testing.assert_close(torch.tensor(result.losses), torch.tensor(losses), atol=1e-10, rtol=1e-10)
     with pytest.raises(InputError, match="muon needs whole weight matrices, which --fsdp cuts"):
         _run(options(Path(folder) / "odd", optimizer="muon", fsdp=True))
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_muon_is_that_of_torch(kind):
+    """Matrices of one shape go together, and move as torch moves each, as far as its bf16 tells; one without a gradient
+    rests, and torch's state is a state of ours."""
+    shapes = [(24, 8), (8, 24), (24, 8), (8, 8), (24, 8)]
+    generator = torch.Generator().manual_seed(0)
+    theirs, ours = (
+        [nn.Parameter(torch.linspace(-1, 1, a * b, device=kind).view(a, b)) for a, b in shapes] for _ in range(2)
+    )
+    common = dict(lr=0.1, weight_decay=0.05)
+    torchs, own = torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **common), Muon(ours, **common)
+    for step in range(6):
+        for p, q in zip(theirs[:-1], ours[:-1]):
+            p.grad = torch.randn(p.shape, generator=generator).to(kind)
+            q.grad = p.grad.clone()
+        if step == 3:
+            own.load_state_dict(copy.deepcopy(torchs.state_dict()))
+        for optimizer in (torchs, own):
+            optimizer.step()
+    for p, q, rests in zip(theirs, ours, (False,) * 4 + (True,)):
+        moved = (p - torch.linspace(-1, 1, p.numel(), device=kind).view(p.shape)).norm()
+        assert moved == 0 and torch.equal(p, q) if rests else moved > 0.5 and (p - q).norm() < 0.03 * moved
+    singular = torch.linalg.svdvals(orthogonal(torch.randn(3, 20, 7, generator=generator).to(kind)).float())
+    assert singular.min() > 0.6 and singular.max() < 1.3
 
 
 def _resumes(meshes, folder):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 from apps.cli import option
 from apps.loop import LoopConfig
+from apps.training import OPTIMIZERS
 from apps.weather.diffusion import LAWS, Diffusion
 from apps.weather.model import ModelConfig
 from apps.weather.policy import KINDS as POLICIES
@@ -43,8 +44,8 @@ PRESETS = {
     "tiny": dict(SMALL, history=3, width=64, depth=4, kernel=7, steps=600, batch=4, lr=6e-3),
     # the same storms, many days of them, nine minutes on one large GPU; with --capture
     "storms": dict(
-        SMALL, history=3, width=256, depth=6, heads=8, kernel=9, patch=2, fine=64, qk_norm=True,
-        steps=8000, batch=32, lr=1e-3, warmup=200, ema=0.999, precision="bf16",
+        SMALL, history=6, width=256, depth=6, heads=8, kernel=9, patch=2, fine=64, qk_norm=True,
+        optimizer="muon", steps=5000, batch=64, lr=4e-3, warmup=200, ema=0.999, precision="bf16",
     ),
     # one radar channel over the country at 6 km on a laptop, or a region at 3 km
     "small": dict(SMALL, history=2, width=96, depth=4, kernel=9, steps=1000, batch=2, lr=1e-3),
@@ -108,6 +109,8 @@ class TrainConfig(LoopConfig):
     batch: int | None = option(None, "global batch size, cut over the data groups (preset)")
     lr: float | None = option(None, "peak learning rate (preset)")
     warmup: int | None = option(None, "steps of linear warm-up (preset, or 20)")
+    optimizer: str | None = option(None, "adamw; muon: Muon for matrices in the blocks of the model (preset, or adamw)",
+                                   choices=OPTIMIZERS)  # fmt: skip
     ema: float | None = option(None, "decay of the averaged weights; 0: none (preset, or 0.99)")
     precision: str | None = option(None, "arithmetic of the forward pass (preset, or fp32)",
                                    choices=("fp32", "bf16", "fp64"))  # fmt: skip
@@ -119,7 +122,7 @@ class TrainConfig(LoopConfig):
     checkpoint_every: int = option(300, "steps between checkpoints; the last step always saves")
 
     def __post_init__(self):
-        preset = dict(warmup=20, ema=0.99, precision="fp32") | PRESETS[self.preset]
+        preset = dict(warmup=20, ema=0.99, precision="fp32", optimizer="adamw") | PRESETS[self.preset]
         for name, value in (preset | OF_PART.get((self.preset, self.part), {})).items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
