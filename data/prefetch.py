@@ -6,6 +6,7 @@ and their event loops do not survive a fork.
 
 import atexit
 import multiprocessing
+import os
 from concurrent.futures import ProcessPoolExecutor
 
 from data.processes import end_with_parent
@@ -16,11 +17,13 @@ class Prefetcher:
 
     Args:
         reader: any Reader that can be pickled. Each worker opens it anew.
-        workers: number of processes; they start at the first `expect`.
+        workers: number of processes, which start at the first `expect`; None for half of this rank's share of the
+            cores, two at least and eight at most.
     """
 
-    def __init__(self, reader, workers=2):
-        self.reader, self.workers = reader, workers
+    def __init__(self, reader, workers=None):
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # of torchrun on this machine
+        self.reader, self.workers = reader, workers or min(max((os.cpu_count() or 1) // ranks // 2, 2), 8)
         self._pool, self._coming, self._bytes = None, {}, 0
 
     @property

@@ -25,7 +25,7 @@ from data.weather.sun import cos_zenith
 
 STATIC_SCALE = {"topography": 1e-3, "radar_proximity": 1.0}
 CACHE_SHARE, CACHE_BYTES = 32, 2**28  # of frames, and of skies: a share of a GPU's memory, or bytes elsewhere
-WORTH_READING_AHEAD = 2 * 2**20  # bytes of a frame on this rank
+WORTH_READING_AHEAD = 2**23  # bytes that a batch lacks on this rank: for fewer no process is started
 READ_AHEAD_BYTES = 2**30  # that wait at most
 
 
@@ -107,13 +107,14 @@ class Frames:
         return [h - 1 + i for i in np.flatnonzero(good)]
 
     def expect(self, starts):
-        """Begin to read, in other processes, what `batch` of these starts will need; small frames are not worth it."""
+        """Begin to read, in other processes, what `batch` of these starts will need, if it is worth it."""
         nbytes = self.latitude.to_local().numel() * len(self.reader.channels) * 5  # of a frame, with its validity
-        if nbytes < WORTH_READING_AHEAD:
-            return
         frames = dict.fromkeys(i + k for i in starts for k in range(1 - self.facts.history, 2))
-        for index in list(frames)[: READ_AHEAD_BYTES // nbytes]:
-            for name in ("fields", "valid") if index not in self._frames else ():
+        lacking = [index for index in frames if index not in self._frames]
+        if len(lacking) * nbytes < WORTH_READING_AHEAD:
+            return
+        for index in lacking[: READ_AHEAD_BYTES // nbytes]:
+            for name in ("fields", "valid"):
                 spec = spec_of(self.reader.shape(str(index), name), self.mesh, self._placements, self.sizes)
                 self._ahead.expect(str(index), name, local_index(spec))
 

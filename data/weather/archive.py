@@ -183,6 +183,10 @@ class WeatherReader:
     def _packing(self):
         return self._group["channel_scale"][:], self._group["channel_offset"][:]
 
+    @cached_property
+    def _frames(self):
+        return {name: self._group[name] for name in ("fields", "valid")}  # opened once, for they are read all the time
+
     def _array(self, sample, name):
         if name in ("latitude", "longitude", *self.static):
             return self._group[name], ()
@@ -190,7 +194,7 @@ class WeatherReader:
             known = "fields, valid, cos_zenith, latitude, longitude"
             raise InputError("no such array", file=self.path, variable=name,
                              remedy=f"Choose {', '.join([known, *self.static])}")  # fmt: skip
-        array = self._group[name]
+        array = self._frames[name]
         if not (str(sample).isdigit() and int(sample) < array.shape[0]):
             raise InputError(f"no sample {sample}: the archive has {array.shape[0]} frames", file=self.path)
         return array, (int(sample),)
