@@ -235,3 +235,7 @@ refuse(
     "an odd number of channels to turn", lambda x: rotary_embedding(x[..., :3], x[0, ..., :1, :1], x[0, ..., :1, :1])
 )
 refuse("angles of other tokens", lambda x: rotary_embedding(x, x[0, :2, ..., :1, :2], x[0, :2, ..., :1, :2]))
+
+for _some in ((0,), (1,), (2,), (1, 2)):
+    name = f"rotary_embedding_differentiable_{'_'.join(map(str, _some))}"
+    case(name, rotary_embedding, ROTARY, ((1, None, None), (1, 0, 0)), differentiable=_some)

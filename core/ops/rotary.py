@@ -78,10 +78,11 @@ def _backward(grad, extra, wanted, x, cos, sin):
         found[0] = turned(grad, cos, sin, True) if has_rotary_kernel(grad, cos, sin) else _written_out(grad, cos, -sin)
     if any(wanted[1:]):
         (a, b), (for_a, for_b) = x.chunk(2, -1), grad.chunk(2, -1)
-        found[1], found[2] = (
-            total.sum_to_size(t.shape) for total, t in ((for_a * a + for_b * b, cos), (for_b * a - for_a * b, sin))
-        )
-    return [f if w else None for f, w in zip(found, wanted)]
+        if wanted[1]:
+            found[1] = (for_a * a + for_b * b).sum_to_size(cos.shape)
+        if wanted[2]:
+            found[2] = (for_b * a - for_a * b).sum_to_size(sin.shape)
+    return found
 
 
-ROTARY = Formula(_forward, _backward, ((1, 2), (0,), (0,)))
+ROTARY = Formula(_forward, _backward, ((1, 2), (0, 1), (0, 2)))
