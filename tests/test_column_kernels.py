@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor import Shard
 
 from core import DistributedManager, formulas, kernels, rotary_embedding, scatter_tensor
+from core.formulas import LAYER_NORM, RMS_NORM
 from core.kernels import column_operators as operators
 from core.kernels import rotary_operators
 from core.meter import Meter
@@ -160,25 +161,30 @@ def hold(case, errors, rounded=True):
 
 
 def through_formulas(device):
-    """((formula, whether rows fit, wanted), (errors, names of operations)) of a linear layer and layer norms."""
+    """((formula, whether rows fit, wanted), (errors, names of operations)) of a linear layer, layer and RMS norms."""
     like = dict(dtype=torch.float64, device=device)
     x, matrix, bias = torch.randn(1, 90, 200, **like), torch.randn(6, 200, **like), torch.randn(6, **like)
-    found = [(("linear", False, (True,) * 3), written(formulas.LINEAR, (), (True,) * 3, x, matrix, bias))]
+    found = [(("linear", False, (True,) * 3), written(formulas.LINEAR, F.linear, (), (True,) * 3, x, matrix, bias))]
     affine = torch.randn(2, 200, **like)
     for fits, count in ((True, 1), (False, 1), (True, 2), (True, 3), (False, 3)):
         operands = [x, *affine][:count]
         for wanted in product((False, True), repeat=count):
             if any(wanted):
                 with patch.object(operators, "WIDEST_NORM", 200 if fits else 199):
-                    found.append((("norm", fits, wanted), written(formulas.LAYER_NORM, [(200,)], wanted, *operands)))
+                    found.append(
+                        (("norm", fits, wanted), written(LAYER_NORM, F.layer_norm, [(200,)], wanted, *operands))
+                    )
+    for wanted in ((True,), (True, True), (True, False), (False, True)):
+        operands = [x, *affine][: len(wanted)]
+        found.append((("RMS norm", True, wanted), written(RMS_NORM, F.rms_norm, [(200,)], wanted, *operands)))
     return found
 
 
-def written(formula, shape, wanted, x, *rest):
+def written(formula, operation, shape, wanted, x, *rest):
     """Errors of the result and the gradients by a formula in fp32; the truth is what torch differentiates in fp64."""
     operands = x, *rest
     leaves = [t.detach().requires_grad_(w) for t, w in zip(operands, wanted)]
-    out = (F.layer_norm if shape else F.linear)(leaves[0], *shape, *leaves[1:])
+    out = operation(leaves[0], *shape, *leaves[1:])
     cotangent = torch.randn_like(out)
     truth = out.detach(), *torch.autograd.grad(out, [t for t in leaves if t.requires_grad], cotangent)
     single = [t.detach().float() for t in operands]
@@ -196,9 +202,9 @@ def hold_formulas(found):
     """Right, and by one pass where x is wanted too and rows fit; elsewhere by sums, and torch's for x alone."""
     for (kind, fits, wanted), (errors, names) in found:
         assert max(errors) < SUMS, (kind, wanted, errors)
-        one = fits and wanted[0]
+        one = fits and wanted[0] or kind == "RMS norm"
         expected = {"norm_gradients"} if one else {"column_sums"} if any(wanted[1:]) else set()
-        if kind == "norm":
+        if "norm" in kind:
             expected.add("norm" if fits else "native_layer_norm")
         if kind == "norm" and wanted[0] and not fits:
             expected.add("native_layer_norm_backward")
@@ -319,7 +325,7 @@ def test_sums(found):
 
 
 def test_through_formulas(found):
-    assert len(found["formulas"]) == 1 + 1 + 1 + 3 + 7 + 7
+    assert len(found["formulas"]) == 1 + 1 + 1 + 3 + 7 + 7 + 4
     hold_formulas(found["formulas"])
 
 
