@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from apps.aero.predict import outputs
 from benchmarks.measure import made_fast, measure, median_ms, peak_gib, start_of_peak
@@ -69,15 +69,11 @@ def limit_gib(args, device):
 # -- one point of a curve ---------------------------------------------------------------------------------------------
 def parts(case, mesh, dtype):
     """The inputs of a case, each rank making its own part; plain on a domain of one."""
-    device = DistributedManager().device
+    like = dict(device=DistributedManager().device, dtype=dtype)
     for shape, dim in zip(case.shapes(mesh.size()), case.cuts):
-        if dim is None:
-            yield torch.full(shape, 0.5, device=device, dtype=dtype)
-        elif mesh.size() == 1:
-            yield torch.randn(shape, device=device, dtype=dtype)
-        else:
-            spec = make_spec(mesh, [Shard(dim)], shape)
-            yield ShardTensor(torch.randn(spec.local_shape(), device=device, dtype=dtype), spec)
+        spec = make_spec(mesh, [Replicate() if dim is None else Shard(dim)], shape)
+        local = torch.full(shape, 0.5, **like) if dim is None else torch.randn(spec.local_shape(), **like)
+        yield local if mesh.size() == 1 else ShardTensor(local, spec)
 
 
 def trained(case, mesh, args):

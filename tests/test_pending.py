@@ -1,12 +1,15 @@
 """All pointwise operations of pending sums, and of tensors of which two axes cut one dim."""
 
+from itertools import product
+
 import pytest
 import torch
 from cases import share
 from test_pointwise import copied, flat, overloads, samples
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from core import ShardTensor, scatter_tensor, set_fallback
+from core.debug import trace
 
 
 def pending(value, mesh):
@@ -53,3 +56,47 @@ def compare(got, expected):
 @pytest.mark.parametrize("kind", ["pending", "cut twice"])
 def test_every_overload(pool, kind):
     pool.run(every_overload, kind)
+
+
+def joins(meshes):
+    """Of pending sums with what is finished, plain or cut otherwise: pending where no cut is, and nothing is sent; the
+    gradients of one value's parts meet in one message."""
+    mesh = meshes["2"]
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 3, 4, dtype=torch.float64)
+    for join in (torch.cat, torch.stack):
+        for others in ([pending(b, mesh)], [b], [scatter_tensor(b, None, mesh, [Replicate()])]):
+            parts = [pending(a, mesh), *others, pending(a, mesh)]
+            with trace() as wire:
+                out = join(parts, 1)
+            assert out.placements == (Partial(),) and wire.count() == 0
+            compare(out, join([a, b, a], 1))
+        for dim in range(2):  # a cut of another part is the result's
+            out = join([pending(a, mesh), scatter_tensor(b, None, mesh, [Shard(dim)])], 1)
+            assert out.placements[0].is_shard()
+            compare(out, join([a, b], 1))
+    x, level = torch.randn(2, 6, 3, dtype=torch.float64), torch.randn(12, dtype=torch.float64, requires_grad=True)
+    same = scatter_tensor(level.detach(), None, mesh, [Replicate()], requires_grad=True)
+    rows = scatter_tensor(x[0], None, mesh, [Shard(0)])
+    for table, given in ((x[0], level), (rows, same)):
+        scale, shift, more, last = given.chunk(4)
+        loss = ((table * scale + shift) * more + last).square().sum()
+        with trace() as wire:
+            loss.backward()
+    assert wire.count() == 4  # sums over the cut rows are finished where they arise
+    compare(same.grad, level.grad)
+    norm, cuts = torch.nn.functional.layer_norm, (lambda t: t.chunk(4), lambda t: [t[i : i + 3] for i in (0, 3, 6, 9)])
+    cuts += (lambda t: t.view(4, 3).unbind(), lambda t: [t.view(4, 3)[i] for i in range(4)])
+    for cut, (table, given) in product(cuts, ((x[0], level), (rows, same))):
+        given.grad = None
+        parts = cut(given)
+        loss = norm(norm(table, (3,), *parts[:2]), (3,), *parts[2:]).sin().sum()
+        with trace() as wire:
+            loss.backward()
+        if given is same:
+            assert wire.count() == 1 and wire.bytes() == level.nbytes and same.grad.placements == (Replicate(),)
+            compare(same.grad, level.grad)
+
+
+def test_joins(pool):
+    pool.run(joins)

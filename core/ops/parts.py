@@ -51,7 +51,7 @@ def _sliced(x, dim, start, end, step):
     return Plan((x,), out, lambda v, *a: aten.slice(v, dim, first, max(last, first), step))
 
 
-@op(aten.slice_backward)
+@op(aten.slice_backward, pending=True)
 def slice_backward(func, grad, input_sizes, dim, start, end, step):
     """The rows go back to where they lie; each rank takes the gap up to the next rank's first row."""
     dim = dim % grad.ndim
@@ -76,7 +76,7 @@ def slice_backward(func, grad, input_sizes, dim, start, end, step):
     return Plan((grad,), out, local)
 
 
-@op(aten.select.int)
+@op(aten.select.int, pending=True)
 def select(func, x, dim, index):
     """One row of a cut dim goes to every rank."""
     dim = reduced_dims(x, dim)[0]
@@ -92,7 +92,7 @@ def select(func, x, dim, index):
     return Plan((x,), out, lambda v, *a: c.send_exchange(v, dim, extents, wanted, group).squeeze(dim))
 
 
-@op(aten.select_backward)
+@op(aten.select_backward, pending=True)
 def select_backward(func, grad, input_sizes, dim, index):
     dim = dim % len(input_sizes)
     index = index % input_sizes[dim]
@@ -114,7 +114,7 @@ def split(func, x, size, dim=0):
     return Plan((x,), tuple(p.outputs for p in plans), lambda v, *a: [p.local(v) for p in plans])
 
 
-@op(aten.unbind)
+@op(aten.unbind, pending=True)
 def unbind(func, x, dim=0):
     """Of a cut dim all rows are wanted: its cut moves to another dim, that of the rows, by one all-to-all."""
     dim = reduced_dims(x, dim)[0]
