@@ -91,7 +91,7 @@ def _operated(func, args, kwargs):
     if rule is not None and (isinstance(func, ATEN) or kwargs.get("out") is not None):
         rule = None  # torch.ops.aten.X and out= are matters of the values below autograd
     elif rule is not None and kwargs:
-        args, kwargs = positional(rule, args, kwargs)
+        args, kwargs = positional(rule, args, {k: v for k, v in kwargs.items() if k != "out"})
     if rule is None:
         collect(args, tensors)
         collect(kwargs.values(), tensors)

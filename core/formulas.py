@@ -6,6 +6,7 @@ second derivatives, torch differentiates the local computation (:class:`core.reg
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ class Formula(NamedTuple):
         fits: whether it holds for these arguments; None: always.
         autocast: type of device -> the dtype that autocast gives the operands, None to leave them; without it the
             formula is not for autocast. The first operand comes in that dtype, others may also be fp32 still.
+        promotes: autocast does nothing to operands of one dtype.
     """
 
     forward: Callable
@@ -44,6 +46,7 @@ class Formula(NamedTuple):
     needs: tuple
     fits: Callable | None = None
     autocast: Callable | None = None
+    promotes: bool = False
 
 
 def _rows(x):
@@ -65,6 +68,29 @@ def _linear_backward(grad, extra, wanted, x, weight, bias=None):
 
 # of a matrix of weights
 LINEAR = Formula(_linear, _linear_backward, ((1,), (0,), ()), autocast=torch.get_autocast_dtype)
+
+
+def addcmul(*shapes):
+    """Of ``x + value * a * b``, of these local shapes, which broadcast."""
+    return Formula(_addcmul, partial(_addcmul_backward, shapes=shapes), ((), (2,), (1,)), promotes=True)
+
+
+def _addcmul(x, a, b, *, value=1):
+    return [torch.addcmul(x, a, b, value=value)]
+
+
+def _addcmul_backward(grad, extra, wanted, x, a, b, *, value=1, shapes):
+    found = [grad, *(grad * t if w else None for t, w in zip((b, a), wanted[1:]))]
+    found[1:] = [f * value if f is not None and value != 1 else f for f in found[1:]]
+    return [_summed(f, shape) if w else None for f, shape, w in zip(found, shapes, wanted)]
+
+
+def _summed(grad, shape):
+    """The gradient of what was broadcast from ``shape``; of one row that is all rows together."""
+    if shape == grad.shape:
+        return grad
+    one_row = len(shape) and shape[-1] == grad.shape[-1] == shape.numel()
+    return sum_of_rows(_rows(grad)).view(shape) if one_row else grad.sum_to_size(shape)
 
 
 def _layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):

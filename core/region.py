@@ -42,7 +42,7 @@ def _as_written(formula, kind, tensors):
     what it says. What autocast casts is then kept as it was cast, and not as it came."""
     if compiling() or any(t.is_complex() for t in tensors):
         return None
-    if autocasts(kind):
+    if autocasts(kind) and not (formula.promotes and len({t.dtype for t in tensors}) == 1):
         dtype = formula.autocast(kind) if formula.autocast else None
         if dtype is None or any(t.dtype not in (dtype, torch.float32) for t in tensors[1:]):
             return None

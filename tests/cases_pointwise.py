@@ -207,3 +207,54 @@ refuse("memory", lambda x: x.apply_(abs))
 refuse("shared memory", lambda x: x.share_memory_())
 refuse("memory for others", lambda x: torch.from_dlpack(x))
 refuse("a random law", lambda x: x.cauchy_())
+GATED = (2, 7, 6), (6,), (2, 7, 6)
+case(
+    "addcmul",
+    lambda x, a, b: (torch.addcmul(x, a, b), x.addcmul(b, a, value=0.5), torch.addcmul(input=a, tensor1=x, tensor2=b)),
+    GATED,
+    (
+        (1, None, 1),
+        (0, None, 0),
+        (2, 0, 2),
+        (1, None, None),
+        (None, 0, 1),
+        ("R", "R", 1),
+        ("P", None, "P"),
+        (1, "P", 0),
+    ),
+    cuts2=(((1, 2), None, (0, 1)), ((0, 1), None, (2, 1))),
+)
+case(
+    "addcmul_wire",
+    lambda x, a, b: torch.addcmul(x, a[:, None], b),
+    ((2, 7, 6), (2, 1), (2, 7, 6)),
+    ((1, "R", 1), (1, None, 1)),
+    wire=(),
+)
+case(
+    "addcmul_in_other_words",
+    lambda x, a, b: (
+        torch.addcmul(x, 0.5, a, b),
+        x.addcmul(2, b, a),
+        torch.addcmul(x, a, b, value=torch.tensor(3.0, device=x.device)),
+        torch.addcmul(x, a, b, out=None),
+        torch.addcmul(x, x, x[0, 0]),
+    ),
+    GATED,
+    ((1, None, 1), (0, "R", 0), (2, 0, None)),
+)
+for _some in ((0,), (1,), (2,), (0, 1), (1, 2)):
+    name = f"addcmul_differentiable_{'_'.join(map(str, _some))}"
+    case(name, torch.addcmul, GATED, ((1, None, 1), (1, "R", 1)), differentiable=_some)
+case(
+    "addcmul_of_rows_and_one",
+    lambda x, a, b: torch.addcmul(a, b, x),
+    ((2, 7, 6), (1, 1, 6), (2, 1, 1)),
+    ((1, "R", 0), (2, 2, None)),
+)
+case(
+    "out_none",
+    lambda x, a: (torch.matmul(x, a, out=None), torch.sum(x, 1, out=None), torch.cat([x, x], 1, out=None), x.mul(2)),
+    (X, (6, 3)),
+    ((1, None), (2, 0)),
+)

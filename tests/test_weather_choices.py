@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from apps.weather import diffusion, plan
 from apps.weather.config import PRESETS, TrainConfig
@@ -13,6 +13,8 @@ from apps.weather.diffusion import Diffusion, Experts
 from apps.weather.model import Denoiser, ModelConfig
 from apps.weather.positions import turns
 from core import InputError, rotary_embedding, scatter_tensor
+from core.debug import trace
+from core.gradients import gather_in_buckets
 from core.testing import check_sharded
 
 GRID = 26, 21
@@ -25,7 +27,8 @@ CHOICES = {
 def _model(**choices):
     """A denoiser of 2 channels that sees two frames of them, shaken so that every part of it matters."""
     torch.manual_seed(0)
-    config = ModelConfig(2, 10, width=16, depth=2, heads=2, kernel=5, window=(2, 2), **{"fine": 8, **choices})
+    choices = {"fine": 8, "depth": 2, **choices}
+    config = ModelConfig(2, 10, width=16, heads=2, kernel=5, window=(2, 2), **choices)
     model = Denoiser(config).double()
     with torch.no_grad():
         for p in model.parameters():
@@ -58,6 +61,27 @@ def on_shards(meshes, choice):
 @pytest.mark.parametrize("choice", CHOICES)
 def test_each_kind_of_model_is_on_shards_what_it_is_whole(pool, choice):
     pool.run(on_shards, choice)
+
+
+def messages(meshes):
+    """A block more sends its halos once more, forward and back, and nothing else: what steers all rows, by norms and
+    gates, has gradients that are sums over the ranks once, with those of the weights."""
+    mesh, sent = meshes["2"], []
+    for depth in (1, 3):
+        model = _model(depth=depth, gaps="tokens", positions="rotary", qk_norm=True, fine=0)
+        gather_in_buckets(model)
+        cut = [scatter_tensor(x, None, mesh, [Shard(2)], sizes={0: (16, 10)}) for x in _inputs()]
+        level = scatter_tensor(torch.tensor([0.3, -0.2], dtype=torch.float64), None, mesh, [Replicate()])
+        with trace() as forward:
+            loss = model(*cut, level).square().sum()
+        with trace() as backward:
+            loss.backward()
+        sent.append((forward.count(), backward.count()))
+    assert [b - a for a, b in zip(*sent)] == [2, 2] and sent[0][1] <= 4, sent
+
+
+def test_a_block_sends_halos_only(pool):
+    pool.run(messages)
 
 
 def test_mask_tokens_speak_of_patches_that_show_nothing():

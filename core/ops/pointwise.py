@@ -9,6 +9,7 @@ extent (the first of equals); the others follow. In-place operations keep the cu
 import torch
 from torch.distributed.tensor.placement_types import Partial, Shard
 
+from core import formulas
 from core.arguments import tensors_in
 from core.dispatch import TARGET, Plan, op
 from core.errors import ShardingError
@@ -44,6 +45,16 @@ def pointwise(func, *args, **kwargs):
         return Plan(tuple(operand(s, specs[0]) for s in specs), TARGET)
     target = _settle_pending(func, specs, meet(specs, func))
     return Plan(tuple(operand(s, target, func) for s in specs), target)
+
+
+@op(torch.addcmul, torch.Tensor.addcmul, names=("input", "tensor1", "tensor2"))
+def addcmul(func, x, *others, value=1):
+    """Caught above autograd, so that the gradient of a row for all rows, as a gate is, is a sum that stays pending."""
+    specs = tensors_in((x, *others), {"value": value})
+    target = meet(specs, func)
+    inputs = tuple(operand(s, target) for s in specs)
+    usual = len(others) == 2 and len(specs) == 3  # and neither the old order of arguments nor a factor in a tensor
+    return Plan(inputs, target, formula=formulas.addcmul(*(s.local_shape() for s in inputs)) if usual else None)
 
 
 def fits(func, specs):

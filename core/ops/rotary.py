@@ -85,4 +85,4 @@ def _backward(grad, extra, wanted, x, cos, sin):
     return found
 
 
-ROTARY = Formula(_forward, _backward, ((1, 2), (0, 1), (0, 2)))
+ROTARY = Formula(_forward, _backward, ((1, 2), (0, 1), (0, 2)), promotes=True)
