@@ -14,6 +14,9 @@ class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised, for parameters of two dims; its state is that of ``torch.optim.Muon``."""
 
     def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95):
+        params = list(params)
+        if any(p.ndim != 2 for p in params):
+            raise ValueError("Muon is for parameters of two dims")
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum))
 
     @torch.no_grad()

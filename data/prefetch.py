@@ -22,9 +22,12 @@ class Prefetcher:
     """
 
     def __init__(self, reader, workers=None):
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # of torchrun on this machine
-        self.reader, self.workers = reader, workers or min(max((os.cpu_count() or 1) // ranks // 2, 2), 8)
+        self.reader, self.workers = reader, workers or min(max(_cores() // 2, 2), 8)
         self._pool, self._coming, self._bytes = None, {}, 0
+
+    @property
+    def started(self):
+        return self._pool is not None
 
     @property
     def bytes_read(self):
@@ -60,6 +63,12 @@ class Prefetcher:
             self._pool = ProcessPoolExecutor(self.workers, context, _open, (self.reader,))
             atexit.register(self.close)
         return self._pool
+
+
+def _cores():
+    """This rank's share of those that the process may use; of torchrun's ranks on this machine all may use the same."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return own // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def _key(sample, name, index):

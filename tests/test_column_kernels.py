@@ -16,12 +16,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
+from torch.utils.checkpoint import checkpoint
 
+from apps.norms import LayerNorm, RMSNorm
 from core import DistributedManager, formulas, kernels, rotary_embedding, scatter_tensor
 from core.formulas import LAYER_NORM, RMS_NORM
 from core.kernels import column_operators as operators
-from core.kernels import rotary_operators
 from core.meter import Meter
 from core.ops.norm import layer_norm_of_parts, rms_norm_of_parts
 from core.testing import check_sharded, run_on_ranks
@@ -223,24 +224,33 @@ class Model(nn.Module):
 
 
 def alone():
-    """(errors, operations of the backward pass) of the norms of plain tensors, first and second derivatives."""
-    x, weight, bias = (torch.randn(n, dtype=torch.float64) for n in ((40, 3, 20), (20,), (20,)))
-    for norm, affine in (
-        (layer_norm_of_parts, (weight, bias)),
-        (rms_norm_of_parts, (weight,)),
-        (rms_norm_of_parts, ()),
-    ):
+    """Errors of the operations of plain tensors that have a formula: results, first derivatives, the same on the way to
+    second ones, and those; the truth is fp64, which has no kernel. Operands are leaves, the same one twice, or made of
+    one another."""
+    x, weight, bias, angle = (torch.randn(n, dtype=torch.float64) for n in ((40, 3, 20), (20,), (20,), (3, 1, 10)))
+    wide = x.unflatten(-1, (5, 4)).repeat(1, 1, 1, 5)  # (40, 3, 5, 20)
+    rms = rms_norm_of_parts
+    for operands, called in (
+        ((x, weight, bias), lambda x, w, b: layer_norm_of_parts(x[:, 1:], (20,), w, b)),
+        ((x, weight), lambda x, w: rms(x[:, 1:], (20,), w)),
+        ((x,), lambda x: rms(x[:, 1:], (20,))),
+        ((x, weight), lambda x, w: rms(rms(x, (20,), w), (20,), w)),
+        ((x,), lambda x: layer_norm_of_parts(x, (20,), x.mean((0, 1)), x.sum((0, 1)))),
+        ((wide, angle), lambda x, a: rotary_embedding(x, a, a)),
+        ((wide, angle), lambda x, a: rotary_embedding(x, a.detach().cos(), a.detach().sin()) + a.sum()),
+        ((x, weight), lambda x, w: checkpoint(lambda x: rms(x, (20,), w) + rms(x, (20,)), x, use_reentrant=False)),
+    ):  # fmt: skip
         found = []
-        for dtype, least in ((torch.float32, 16), (torch.float64, 16)):  # fp64 has no kernel
-            leaves = [t.to(dtype).requires_grad_() for t in (x, *affine)]
-            with patch.object(operators, "LEAST_ROWS", least), Meter() as meter:
-                y = norm(leaves[0][:, 1:], (20,), *leaves[1:])
+        for dtype in (torch.float32, torch.float64):
+            leaves = [t.to(dtype).requires_grad_() for t in operands]
+            with patch.object(operators, "LEAST_ROWS", 16), Meter() as meter:
+                y = called(*leaves)
                 grads = torch.autograd.grad(y.sin().sum(), leaves, retain_graph=True)
-            twice = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
-            again = torch.autograd.grad(sum(g.square().sum() for g in twice), leaves)
-            found.append([y, *grads, *again])
-            names = {w.name for w in meter.work} & {"norm", "norm_gradients"}
-            assert names == ({"norm", "norm_gradients"} if dtype == torch.float32 else set())
+                names = {w.name for w in meter.work} & {"norm", "norm_gradients", "rotary"}
+                twice = torch.autograd.grad(called(*leaves).sin().sum(), leaves, create_graph=True)
+                again = torch.autograd.grad(sum(g.square().sum() for g in twice), leaves)
+            found.append([y, *grads, *twice, *again])
+            assert bool(names) == (dtype == torch.float32)
         yield far(*found)
 
 
@@ -270,6 +280,10 @@ def interpreted(folder):
             for mode in (torch.no_grad, torch.enable_grad):
                 with mode(), pytest.raises(RuntimeError, match="normalized_shape"):
                     F.layer_norm(part, (20,), torch.ones(12), torch.ones(20))
+        for norm in (LayerNorm(20), RMSNorm(20)):  # DTensors have torch's own norms
+            whole = norm(x.detach())
+            other = distribute_module(norm, mesh)(distribute_tensor(x.detach(), mesh, [Shard(1)]))
+            torch.testing.assert_close(other.full_tensor(), whole)
     assert {"norm", "column_sums", "norm_gradients"} <= {w.name for w in meter.work}
     assert [w.name for w in forward.work if "norm" in w.name] == ["norm"] * 3
     with open(f"{folder}/{rank}", "w") as file:
@@ -287,7 +301,7 @@ def turns(device):
         for kind in (torch.float64, getattr(torch, dtype)):
             *leaves, cotangent = (t.to(getattr(torch, dtype)).to(kind) for t in (parts, *angles, grad))
             leaves = [t.requires_grad_() for t in leaves]
-            with patch.object(rotary_operators, "LEAST_ROWS", 1), Meter() as meter:
+            with patch.object(operators, "LEAST_ROWS", 1), Meter() as meter:
                 y = rotary_embedding(leaves[0].unbind(-3)[1], *leaves[1:])
                 found.append([y, *torch.autograd.grad(y, leaves[:1], cotangent, retain_graph=True)])
             assert {w.name for w in meter.work} & {"rotary", "cat"} == {"cat" if kind == torch.float64 else "rotary"}
@@ -312,7 +326,7 @@ def test_norm(found, name):
 
 
 def test_of_plain_tensors(found):
-    assert len(found["alone"]) == 3 and max(map(max, found["alone"])) < 1e-5
+    assert len(found["alone"]) == 8 and max(map(max, found["alone"])) < 1e-5
 
 
 def test_turns(found):
@@ -428,6 +442,10 @@ def test_more_numbers_than_32_bits_count():
         total += g.double().sum(0)
         times += (g.double() * ((y.double() - m.double()) * r.double())).sum(0)
     assert max(far(sums, (times, total))) < 1e-5 and max(far(columns.sums(*call), (total, times))) < 1e-5
+    apart = torch.empty(4100 * (2**19 + 8), device="cuda", dtype=torch.bfloat16).as_strided((4100, 8), (2**19 + 8, 1))
+    apart.copy_(x[:4100, :8])  # rows so far apart that 32 bits do not count the way to the last
+    close = torch.ops.core.norm(x[:4100, :8].contiguous(), None, None, 1e-5, True)
+    assert all(map(torch.equal, torch.ops.core.norm(apart, None, None, 1e-5, True), close))
     ends = [t[-last:].double() for t in call]
     truth = torch.ops.aten.native_layer_norm_backward(
         ends[0], ends[1], [width], *ends[2:], weight.double(), None, [True, False, False]

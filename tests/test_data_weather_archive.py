@@ -23,7 +23,7 @@ from data.weather.archive import WeatherReader
 from data.weather.channels import CHANNELS
 from data.weather.grid import hrrr_crop
 from data.weather.layout import chunk_rows
-from data.weather.scheduler import spread
+from data.weather.scheduler import by_lots, spread
 from data.weather.splits import cells_in, choose_splits, date_splits, longitude_splits, times_in
 from data.weather.sun import cos_zenith
 from data.weather.synthetic import WINDOW, Storms, build_synthetic, day_frames, radar_hole
@@ -373,6 +373,13 @@ def test_storms_are_the_same_however_many_make_them(tmp_path):
         for name in ("one", "two")
     )
     assert one == two and len(one) > 27
+
+
+def test_a_build_that_goes_on_keeps_its_lots():
+    """A lot is a day, wherever a killed build begins again."""
+    lots = []
+    each = by_lots(lambda function, items: map(function, lots.extend(items) or items), 3)
+    assert list(each(str, range(4, 11))) == [*"456789", "10"] and lots == [[4, 5], [6, 7, 8], [9, 10]]
 
 
 def test_impossible_storms(tmp_path):

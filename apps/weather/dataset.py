@@ -24,7 +24,10 @@ from data.weather.splits import cells_in, times_in
 from data.weather.sun import cos_zenith
 
 STATIC_SCALE = {"topography": 1e-3, "radar_proximity": 1.0}
-CACHE_SHARE, CACHE_BYTES = 32, 2**28  # of frames, and of skies: a share of a GPU's memory, or bytes elsewhere
+CACHE_SHARE, CACHE_BYTES = (
+    64,
+    {"cpu": 2**28, "cuda": 2**30},
+)  # of frames, and of skies; of a GPU's memory a share, if more
 WORTH_READING_AHEAD = 2**23  # bytes that a batch lacks on this rank: for fewer no process is started
 READ_AHEAD_BYTES = 2**30  # that wait at most
 
@@ -59,9 +62,10 @@ def _nbytes(group):
 
 
 def _cache_bytes(mesh):
+    least = CACHE_BYTES[mesh.device_type]
     if mesh.device_type != "cuda":
-        return CACHE_BYTES
-    return torch.cuda.get_device_properties(DistributedManager().device).total_memory // CACHE_SHARE
+        return least
+    return max(least, torch.cuda.get_device_properties(DistributedManager().device).total_memory // CACHE_SHARE)
 
 
 class Frames:
@@ -111,7 +115,7 @@ class Frames:
         nbytes = self.latitude.to_local().numel() * len(self.reader.channels) * 5  # of a frame, with its validity
         frames = dict.fromkeys(i + k for i in starts for k in range(1 - self.facts.history, 2))
         lacking = [index for index in frames if index not in self._frames]
-        if len(lacking) * nbytes < WORTH_READING_AHEAD:
+        if len(lacking) * nbytes < WORTH_READING_AHEAD and not self._ahead.started:
             return
         for index in lacking[: READ_AHEAD_BYTES // nbytes]:
             for name in ("fields", "valid"):

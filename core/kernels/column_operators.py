@@ -23,16 +23,17 @@ _ops, _aten = torch.ops.core, torch.ops.aten
 
 def has_column_kernel(*tensors):
     """Whether sums over all rows of these have a kernel: where there are many, of which torch's own sums are slow."""
-    return all(_many(t) and t.is_contiguous() for t in tensors)
+    return all(many_rows(t) and t.is_contiguous() for t in tensors)
 
 
 def has_norm_kernel(x):
     """Whether norms of the rows of ``x`` have one: where it has all of a row at once. Heads may lie in wider rows."""
-    return x.ndim > 0 and x.shape[-1] <= WIDEST_NORM and _many(x) and rows_of(x) is not None
+    return x.ndim > 0 and x.shape[-1] <= WIDEST_NORM and many_rows(x) and rows_of(x) is not None
 
 
-def _many(t):
-    return t.numel() and t.shape[:-1].numel() >= LEAST_ROWS and reads(t)
+def many_rows(t):
+    """Whether it has rows enough for a kernel, of a kind that kernels read."""
+    return t.numel() > 0 and t.shape[:-1].numel() >= LEAST_ROWS and reads(t)
 
 
 class Rows(NamedTuple):

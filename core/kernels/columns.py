@@ -75,7 +75,7 @@ def places(row, column, close, per, outer, inner, GROUPED: tl.constexpr):
     if not GROUPED:
         return close
     row = row.to(tl.int32)  # there are fewer, and a division costs less
-    return (row // per).to(tl.int64) * outer + (row % per) * inner + column
+    return (row // per).to(tl.int64) * outer + (row % per).to(tl.int64) * inner + column
 
 
 def normed(x, weight, bias, eps, centred):

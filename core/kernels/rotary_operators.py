@@ -2,8 +2,7 @@
 
 import torch
 
-from core.kernels import reads
-from core.kernels.column_operators import LEAST_ROWS, WIDEST_NORM, rows_of
+from core.kernels.column_operators import WIDEST_NORM, many_rows, rows_of
 
 _library = torch.library.Library("core", "FRAGMENT")
 _library.define("rotary(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor")
@@ -11,14 +10,14 @@ _library.define("rotary(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor")
 
 def has_rotary_kernel(x, cos, sin):
     """Whether heads turned as their tokens are have a kernel: angles of the last of the dims before the heads."""
-    shape, rows, tokens = (1, x.shape[-1] // 2), x.shape[:-1].numel(), cos.shape[:-2]
+    half, tokens = x.shape[-1] // 2, cos.shape[:-2]
     return (
-        reads(x)
+        many_rows(x)
         and all(t.dtype == x.dtype and t.device == x.device for t in (cos, sin))
         and cos.shape == sin.shape
-        and cos.shape[-2:] == shape
+        and cos.shape[-2:] == (1, half)
         and tokens == x.shape[x.ndim - 2 - len(tokens) : -2]
-        and LEAST_ROWS <= rows < 2**31
+        and x.shape[:-1].numel() < 2**31
         and x.shape[-1] <= WIDEST_NORM
         and rows_of(x) is not None
     )

@@ -65,7 +65,8 @@ def _embedded(x, cos, sin):
 
 def _written_out(x, cos, sin):
     a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+    out = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return out.to(x.dtype) if x.is_floating_point() else out
 
 
 def _forward(x, cos, sin):
@@ -77,7 +78,8 @@ def _backward(grad, extra, wanted, x, cos, sin):
     if wanted[0]:
         found[0] = turned(grad, cos, sin, True) if has_rotary_kernel(grad, cos, sin) else _written_out(grad, cos, -sin)
     if any(wanted[1:]):
-        (a, b), (for_a, for_b) = x.chunk(2, -1), grad.chunk(2, -1)
+        wide = torch.promote_types(x.dtype, (cos if wanted[1] else sin).dtype)  # angles may have more digits
+        (a, b), (for_a, for_b) = x.to(wide).chunk(2, -1), grad.to(wide).chunk(2, -1)
         if wanted[1]:
             found[1] = (for_a * a + for_b * b).sum_to_size(cos.shape)
         if wanted[2]:

@@ -8,7 +8,7 @@ import multiprocessing
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 
 from data.processes import end_with_parent
 
@@ -42,10 +42,10 @@ def spread(scheduler="processes", workers=1):
 
 
 def by_lots(each, size):
-    """``each``, with ``size`` items at a time for whoever works: what was made for one serves the next."""
+    """``each``, for whole numbers, those of one ``size``-th together: what was made for one serves the next."""
 
     def by_lots_each(function, items):
-        lots = [items[first : first + size] for first in range(0, len(items), size)]
+        lots = [list(lot) for _, lot in groupby(items, lambda i: i // size)]
         return chain.from_iterable(each(partial(_all_of, function), lots))
 
     return by_lots_each
@@ -58,10 +58,11 @@ def _all_of(function, items):
 def _in_processes(workers, function, items):
     items = list(items)
     context = multiprocessing.get_context("spawn")  # a fork would copy the state of HDF5 and of zarr's threads
-    if len(items) < 4 * workers:  # done before the workers have started
+    workers = min(workers, len(items) // 4)  # more would not have started before all is done
+    if workers < 2:
         yield from map(function, items)
         return
-    with ProcessPoolExecutor(min(workers, len(items)), context, _keep, (function,)) as pool:
+    with ProcessPoolExecutor(workers, context, _keep, (function,)) as pool:
         try:
             yield from _ordered(lambda item: pool.submit(_call_kept, item), items, 2 * workers)
         finally:
