@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from cases_attention import with_strategy
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils.checkpoint import checkpoint
 
 from core import ShardingError, ShardTensor, knn, neighborhood_attention, radius_search, scatter_tensor, set_fallback
-from core.ops import kernel
+from core.ops import kernel, neighborhood
 from core.ops.around import pieces
 from core.ops.windows import Axis, Window
 
@@ -306,3 +307,14 @@ def test_pieces_of_a_neighborhood_cost_no_box_more(total, ranks, size, dilation)
         inner = [i for p, r in zip(found, queries) for i in r if p.own]
         assert inner and start <= min(map(window.first, inner)) and max(map(window.last, inner)) < stop
         assert sum(-(-len(r) // box) for r in queries) == -(-(stop - start) // box)
+
+
+def test_a_checkpoint_around_a_neighborhood_in_pieces(monkeypatch):
+    """What a pass has saved is read once: a checkpoint computes it anew and gives it once."""
+    monkeypatch.setattr(neighborhood, "_most_scores", 1500)
+    neighborhood._pieces.cache_clear()
+    q, k, v = torch.randn(3, 1, 40, 9, 2, 4, dtype=torch.float64).requires_grad_()
+    outs = neighborhood_attention(q, k, v, 5), checkpoint(neighborhood_attention, q, k, v, 5, use_reentrant=False)
+    plain, again = (torch.autograd.grad(out.sin().sum(), (q, k, v)) for out in outs)
+    assert all(map(torch.equal, plain, again))
+    neighborhood._pieces.cache_clear()

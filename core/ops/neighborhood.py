@@ -178,10 +178,10 @@ class _Pieces(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        axes, scale = ctx.call
-        grads = [t.new_zeros(t.shape) for t in ctx.saved_tensors]
+        (axes, scale), operands = ctx.call, ctx.saved_tensors  # once: a checkpoint computes what it gives
+        grads = [t.new_zeros(t.shape) for t in operands]
         for tiles in _pieces(axes):
-            inputs = [t.detach().requires_grad_() for t in _near(ctx.saved_tensors, tiles, axes)]
+            inputs = [t.detach().requires_grad_() for t in _near(operands, tiles, axes)]
             with torch.enable_grad(), torch.autocast(*ctx.autocast):
                 out = _attend(*inputs, tiles, scale)
             found = torch.autograd.grad(out, inputs, *_near((grad,), tiles, axes))
