@@ -4,7 +4,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from apps.aero.config import TrainConfig as AeroConfig
 from apps.aero.infer import CHUNK
@@ -59,7 +59,7 @@ class Case(NamedTuple):
         set_attention_strategy(strategy)
         how = dict(input_gradients=True, dtype=torch.float32 if self.autocast else dtype)
         how["autocast"] = torch.bfloat16 if self.autocast else None
-        cuts = [None if dim is None else [Shard(dim)] for dim in self.cuts]
+        cuts = [[Replicate() if dim is None else Shard(dim)] for dim in self.cuts]
         planned = share(self.make, self.shapes(ranks), cuts, (ddp if ranks > 1 and self.ddp else 1, ranks), **how)
         planned.mesh_shape = (ddp if self.ddp else 1, ranks)
         return planned

@@ -6,7 +6,7 @@ Takes the flags of apps.weather.train and the grid, or an archive to take grid a
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from apps.cli import option, parse
 from apps.meshes import domain_shape
@@ -66,7 +66,7 @@ def main(argv=None):
     cuts = [row_sizes(points, config.patch, ranks) for points, ranks in zip((rows, columns), domain)]
 
     def dims(ndim):
-        return [Shard(2 + axis) for axis in range(len(domain))] if ndim == 4 else None
+        return [Shard(2 + axis) if ndim == 4 else Replicate() for axis in range(len(domain))]
 
     report = planned(config, lambda: Denoiser(model), inputs, dims, loss, cuts)
     print(report)
