@@ -23,6 +23,7 @@ class EnsembleConfig:
     seed: int = option(0, "of the ensemble")
     solver: str = option("heun", "heun: two calls of the network a step; dpm: one, for few steps", choices=SOLVERS)
     sampler_steps: int | None = option(None, "steps of the sampler; left out: as in training")
+    sigma_max: float | None = option(None, "noise from which the sampler starts; left out: as in training")
     churn: float = option(0.0, "share by which Heun raises the noise before each step; 0: deterministic")
     at_once: int = option(8, "members that the network sees together; fewer need less memory")
     precision: str = option("fp32", "arithmetic of the networks: that of their weights, or bf16 as in training: "
@@ -44,7 +45,9 @@ def load_stages(config):
     """
     if config.capture and not torch.cuda.is_available():
         raise InputError("--capture records on GPUs, and there is none", remedy="Leave it out")
-    sampler = dict(steps=config.sampler_steps, churn=config.churn, solver=config.solver)
+    if config.sigma_max is not None and config.sigma_max <= 0:
+        raise InputError(f"--sigma-max is {config.sigma_max:g}", remedy="Give some number above 0")
+    sampler = dict(steps=config.sampler_steps, sigma_max=config.sigma_max, churn=config.churn, solver=config.solver)
     last = load(config.checkpoint, **sampler)
     stages = chain(last, load(config.satellite, **sampler) if config.satellite else None)
     for stage in stages:
