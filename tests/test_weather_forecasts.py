@@ -31,7 +31,7 @@ from data.weather.synthetic import Storms, build_synthetic
 
 START = "2021-05-28T18:50"
 SIZES = ["--history", "2", "--width", "16", "--depth", "1", "--heads", "2", "--kernel", "3", "--cases", "1"]
-FEW = ["--steps", "1", "--batch", "2", "--members", "1", "--sampler-steps", "2"]
+FEW = ["--steps", "1", "--batch", "2", "--members", "1", "--sampler-steps", "2", "--sigma-max", "20"]
 REJECT = ["--missing", "reject", "--least", "0"]
 
 

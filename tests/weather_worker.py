@@ -19,7 +19,7 @@ START = "2021-05-28T18:50"
 
 def options(folder, out, **kwargs):
     """The tiny training of the tests: 26 x 21 points, in patches of 4 and so with edges to fill."""
-    sizes = dict(history=2, width=32, depth=2, heads=2, kernel=3, cases=2, members=2, sampler_steps=2)
+    sizes = dict(history=2, width=32, depth=2, heads=2, kernel=3, cases=2, members=2, sampler_steps=2, sigma_max=20.0)
     steps = dict(steps=10, batch=12, lr=1e-2, warmup=4, log_every=10, checkpoint_every=10, validate_every=10)
     return TrainConfig(archive=f"{folder}/archive.zarr", out=str(out), **(sizes | steps | kwargs))
 
