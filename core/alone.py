@@ -31,9 +31,7 @@ class _Alone(Function):
         tensors, wanted = [args[i] for i in ctx.at], [ctx.needs_input_grad[2 + i] for i in ctx.at]
         ctx.call, ctx.autocast = (formula, operation, emptied(args, {})[0]), autocast_now(out.device.type)
         ctx.like = [(t.shape, dict(dtype=t.dtype, device=t.device)) for t in tensors]
-        needs = [[j for j in some if j < len(tensors)] for some in formula.needs]
-        kept = [t if any(wanted[j] for j in some) else None for t, some in zip(tensors, needs)]
-        ctx.save_for_backward(*kept, *extra)
+        ctx.save_for_backward(*formula.kept(tensors, wanted), *extra)
         return out
 
     @staticmethod

@@ -48,6 +48,10 @@ class Formula(NamedTuple):
     autocast: Callable | None = None
     promotes: bool = False
 
+    def kept(self, tensors, wanted):
+        """The tensors whose values the gradients ``wanted`` need, None for the others."""
+        return [t if any(wanted[j] for j in needs) else None for t, needs in zip(tensors, self.needs)]
+
 
 def _rows(x):
     """As a matrix of all rows."""

@@ -85,8 +85,7 @@ class Written(Function):
         ctx.plan, ctx.call, ctx.like = plan, (compute, args, kwargs), [(t.dtype, t.device) for t in tensors]
         ctx.weights = [None if isinstance(t, ShardTensor) else t for t in tensors]
         ctx.autocast = autocast_now(tensors[0].device.type)
-        kept = [t if any(wanted[j] for j in needs) else None for t, needs in zip(tensors, formula.needs)]
-        ctx.save_for_backward(*kept, *extra)
+        ctx.save_for_backward(*formula.kept(tensors, wanted), *extra)
         ctx.set_materialize_grads(False)
         return handed_out(out, plan.outputs, plan.final)
 

@@ -192,7 +192,7 @@ def written(formula, operation, shape, wanted, x, *rest):
     with patch.object(operators, "LEAST_ROWS", 16), Meter() as meter:
         result, *extra = formula.forward(single[0], *shape, *single[1:])
     forward = {w.name for w in meter.work} & FORWARD
-    kept = [t if any(wanted[j] for j in needs if j < len(wanted)) else None for t, needs in zip(single, formula.needs)]
+    kept = formula.kept(single, wanted)
     with patch.object(operators, "LEAST_ROWS", 16), Meter() as meter:
         grads = formula.backward(cotangent.float(), extra, wanted, kept[0], *shape, *kept[1:])
     assert [g is not None for g in grads] == list(wanted)

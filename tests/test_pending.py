@@ -75,6 +75,13 @@ def joins(meshes):
             out = join([pending(a, mesh), scatter_tensor(b, None, mesh, [Shard(dim)])], 1)
             assert out.placements[0].is_shard()
             compare(out, join([a, b], 1))
+    square = meshes["2x2"]  # pending on one axis, cut on the other
+    both = scatter_tensor(a, None, square, [Replicate(), Shard(0)]).redistribute(placements=[Partial(), Shard(0)])
+    for join, other in product(
+        (torch.cat, torch.stack), ([Replicate(), Shard(0)], [Shard(1), Shard(0)], [Replicate()] * 2)
+    ):
+        out = join([both, scatter_tensor(b, None, square, other), both], 1)
+        compare(out, join([a, b, a], 1))
     x, level = torch.randn(2, 6, 3, dtype=torch.float64), torch.randn(12, dtype=torch.float64, requires_grad=True)
     same = scatter_tensor(level.detach(), None, mesh, [Replicate()], requires_grad=True)
     rows = scatter_tensor(x[0], None, mesh, [Shard(0)])

@@ -503,6 +503,7 @@ def test_inference_refuses(folder, single, tmp_path, capsys):
     _refused(capsys, forecast.main, with_("--init", "2021-05-28T18:00"), "lacks some of the 2 frames")
     _refused(capsys, forecast.main, with_("--out", tmp_path / "out.grib"), "out.grib", ".zarr or .nc")
     _refused(capsys, forecast.main, with_("--steps", 0), "--steps is 0")
+    _refused(capsys, forecast.main, [*args, "--sigma-max", "0"], "--sigma-max is 0")
     other = tmp_path / "other.zarr"
     build_synthetic(other, Storms(days=3, frames=4), hrrr_crop(2, slice(216, 242), slice(421, 442)))
     _refused(capsys, forecast.main, with_("--archive", other), other, "variable x", "trained on")

@@ -54,8 +54,13 @@ def on_shards(meshes, choice):
         block.register_forward_hook(
             lambda block, given, x: close.extend(t.stride(-1) == 1 for t in (given[0], given[2], x) if t is not None)
         )
-    check_sharded(model, [*cut, torch.tensor([0.3, -0.2], dtype=torch.float64)])
-    assert len(close) >= 12 and all(close)
+    level = torch.tensor([0.3, -0.2], dtype=torch.float64)
+    for same in (
+        level,
+        scatter_tensor(level, None, mesh, [Replicate()] * 2, requires_grad=True),
+    ):  # as trainings have it
+        check_sharded(model, [*cut, same])
+    assert len(close) >= 24 and all(close)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

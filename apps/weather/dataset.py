@@ -24,10 +24,8 @@ from data.weather.splits import cells_in, times_in
 from data.weather.sun import cos_zenith
 
 STATIC_SCALE = {"topography": 1e-3, "radar_proximity": 1.0}
-CACHE_SHARE, CACHE_BYTES = (
-    64,
-    {"cpu": 2**28, "cuda": 2**30},
-)  # of frames, and of skies; of a GPU's memory a share, if more
+CACHE_BYTES = {"cpu": 2**28, "cuda": 2**30}  # of frames, and of skies, at least
+CACHE_SHARE = 64  # of a GPU's memory, where that is more
 WORTH_READING_AHEAD = 2**23  # bytes that a batch lacks on this rank: for fewer no process is started
 READ_AHEAD_BYTES = 2**30  # that wait at most
 

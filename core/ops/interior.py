@@ -204,7 +204,6 @@ class Interior(torch.autograd.Function):
         found = [None, None, _of_bias(grad) if wanted[2] else None]
         both = [i for i in (0, 1) if wanted[i]]
         if both:
-            x, weight = x.view_as(x), weight.view_as(weight)  # though one be made of the other
             out = ctx.how.joined(x, weight)
             for i, g in zip(both, torch.autograd.grad(out, [(x, weight)[i] for i in both], grad, create_graph=True)):
                 found[i] = g

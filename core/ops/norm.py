@@ -89,7 +89,7 @@ def rms_norm(func, x, normalized_shape, weight=None, eps=None):
     dims, axes = _trailing(func, x, normalized_shape)
     inputs = (x, *((operand(weight, x),) if weight is not None else ()))
     if not axes:
-        formula = RMS_NORM if len(dims) == 1 and all(s.shape == x.shape[-1:] for s in inputs[1:]) else None
+        formula = RMS_NORM if is_of_rows(x, normalized_shape, weight) else None
         return Plan(inputs, x, rms_norm_of_parts, formula=formula)
     over = Over(dims, count_of(x, dims), [c.axis_group(x.mesh, a) for a in axes])
 
