@@ -152,13 +152,16 @@ def test_the_forecast_opens_with_times_map_and_units(folder, single):
 
 
 def test_members_depend_on_seed_and_number_only(folder, single):
-    """More members, or fewer at once, leave the first ones as they are; another seed does not."""
+    """More members, or fewer at once, leave the first ones as they are; another seed or other noise does not."""
     base = xarray.open_zarr(folder / "single.zarr").refc
     args = forecast_arguments(folder, single["result"].checkpoint, folder / "more.zarr")
     forecast.main([*args, "--members", "4", "--at-once", "1"])
     np.testing.assert_allclose(xarray.open_zarr(folder / "more.zarr").refc[:, :, :3], base, rtol=1e-4, atol=1e-3)
-    forecast.main([*args, "--seed", "1", "--overwrite"])
-    assert float(abs(xarray.open_zarr(folder / "more.zarr").refc - base).max()) > 0.1
+    for other in (["--seed", "1"], ["--sigma-max", "5"]):
+        forecast.main([*args, *other, "--overwrite"])
+        made = xarray.open_zarr(folder / "more.zarr")
+        assert float(abs(made.refc - base).max()) > 0.1
+        assert json.loads(made.attrs["sampler"])[0]["sigma_max"] == (5 if "5" in other else 20)
 
 
 # -- masks ----------------------------------------------------------------------------------------------------------
